@@ -1,29 +1,51 @@
-"""Environments: batched MuJoCo tasks and other simulators as ``VecEnv``. Importing this fills the registries."""
+"""Environments: batched MuJoCo tasks and other simulators as ``VecEnv``.
+
+Importing this registers our tasks with gymnasium, and imports neither a simulator nor torch.
+"""
+
+from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import gymnasium
+
+from embodied.core.lazy import lazy_names
 from embodied.core.options import from_mapping
 from embodied.core.spec import CameraSpec
-from embodied.envs.adapters.envpool import family as envpool  # noqa: F401  # registers itself
-from embodied.envs.adapters.gym import family as gym  # noqa: F401  # registers itself
-from embodied.envs.adapters.maniskill import family as maniskill  # noqa: F401  # registers itself
-from embodied.envs.episodes.sampler import SAMPLERS, SamplerSetup, UniformConfig, UniformSampler, first_episodes
-from embodied.envs.mujoco import family
-from embodied.envs.mujoco.pool import MujocoPool, SimConfig
+from embodied.envs.episodes.registry import SAMPLERS, SamplerSetup, UniformConfig
+from embodied.envs.mujoco.config import SimConfig
 from embodied.envs.registry import FAMILIES, TASKS
-from embodied.envs.rendering.cameras import Camera
-from embodied.envs.tasks import detour, lift, pick_place, push, reach, stack, tabletop
-from embodied.envs.views.gymnasium_api import register_tasks
+
+if TYPE_CHECKING:
+    from embodied.envs.episodes.sampler import UniformSampler, first_episodes
+    from embodied.envs.mujoco.pool import MujocoPool
+    from embodied.envs.rendering.cameras import Camera
+else:
+    __getattr__ = lazy_names(
+        __name__,
+        {"MujocoPool": "mujoco.pool", "UniformSampler": "episodes.sampler", "first_episodes": "episodes.sampler"},
+    )
 
 __all__ = [
     "FAMILIES", "SAMPLERS", "TASKS", "MujocoPool", "SamplerSetup", "SimConfig", "UniformConfig", "UniformSampler",
-    "detour", "family", "first_episodes", "lift", "make_pool", "make_sampler", "pick_place",
-    "push", "reach", "stack", "tabletop",
+    "first_episodes", "gymnasium_id", "make_pool", "make_sampler",
 ]  # fmt: skip
 
 
-register_tasks()
+def gymnasium_id(task: str) -> str:
+    """Return the gymnasium id of a task: ``pick_place`` → ``embodied/PickPlace-v0``."""
+    return f"embodied/{''.join(word.capitalize() for word in task.split('_'))}-v0"
+
+
+for _task in TASKS.registered():
+    gymnasium.register(
+        gymnasium_id(_task),
+        entry_point="embodied.envs.views.gymnasium_api:TaskEnv",
+        vector_entry_point="embodied.envs.views.gymnasium_api:TaskVectorEnv",
+        max_episode_steps=TASKS[_task].config().max_episode_steps,
+        kwargs={"task": _task},
+    )
 
 
 def make_pool(
@@ -39,7 +61,10 @@ def make_pool(
 
     task_config, sim: options of the task and of ``SimConfig``, with defaults for missing ones.
     """
-    entry, placed = TASKS[task], [family.find(camera) for camera in cameras]
+    from embodied.envs.mujoco.pool import MujocoPool
+    from embodied.envs.rendering.vision import find_cameras
+
+    entry, placed = TASKS[task], find_cameras(cameras)
     config = from_mapping(entry.config, task_config, f"task.{task}")
     options = from_mapping(SimConfig, sim or {}, "sim")
     return MujocoPool(entry.build(config), num_envs=num_envs, num_threads=num_threads, sim=options, cameras=placed)
@@ -47,4 +72,6 @@ def make_pool(
 
 def make_sampler(env: MujocoPool, seed: int = 0, **setup: Any) -> UniformSampler:
     """Return a uniform sampler for an env. setup: further fields of ``SamplerSetup``."""
+    from embodied.envs.episodes.sampler import UniformSampler
+
     return UniformSampler(env.spec, UniformConfig(), SamplerSetup(env.num_envs, seed, **setup))

@@ -1,22 +1,34 @@
-"""The registries of environments. Import ``embodied.envs`` to fill them.
+"""The registries of tasks and of families of environments.
 
 A family is a simulator with its environments; ``task=<family>/<id>`` names one of them. A name without ``/`` is one of
 our own tasks, in the family ``mujoco``. Other distributions add families and tasks by entry points in the groups
 ``embodied.families`` and ``embodied.tasks`` (docs/simulators.md).
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from __future__ import annotations
 
-from embodied.core.env import VecEnv
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
 from embodied.core.errors import UserError
 from embodied.core.options import from_mapping
 from embodied.core.registry import Registry
 from embodied.core.spec import CameraSpec, EnvSpec
-from embodied.envs.tasks.base import Task
+from embodied.envs.mujoco.config import SimConfig
+from embodied.envs.tasks import config
+
+if TYPE_CHECKING:
+    from embodied.core.env import VecEnv
+    from embodied.envs.tasks.base import Task
 
 TASKS: Registry[type[Task]] = Registry("task", group="embodied.tasks")
-DEFAULT_FAMILY = "mujoco"
+TASKS.declare("detour", "embodied.envs.tasks.detour:Detour", config.DetourConfig)
+TASKS.declare("lift", "embodied.envs.tasks.lift:Lift", config.LiftConfig)
+TASKS.declare("pick_place", "embodied.envs.tasks.pick_place:PickPlace", config.PickPlaceConfig)
+TASKS.declare("push", "embodied.envs.tasks.push:Push", config.PushConfig)
+TASKS.declare("reach", "embodied.envs.tasks.reach:Reach", config.ReachConfig)
+TASKS.declare("stack", "embodied.envs.tasks.stack:Stack", config.StackConfig)
+TASKS.declare("tabletop", "embodied.envs.tasks.tabletop:Tabletop", config.TabletopConfig)
 
 
 class Family(Protocol):
@@ -42,6 +54,11 @@ class Family(Protocol):
 
 
 FAMILIES: Registry[type[Family]] = Registry("family of environments", group="embodied.families")
+DEFAULT_FAMILY = "mujoco"
+FAMILIES.declare(DEFAULT_FAMILY, "embodied.envs.mujoco.family:MujocoFamily", SimConfig)
+FAMILIES.declare("envpool", "embodied.envs.adapters.envpool.family:EnvpoolFamily", "EnvpoolConfig")
+FAMILIES.declare("gym", "embodied.envs.adapters.gym.family:Gym", "GymSimConfig")
+FAMILIES.declare("maniskill", "embodied.envs.adapters.maniskill.family:ManiSkill", "ManiSkillConfig")
 
 
 def split_name(task: str) -> tuple[str, str]:

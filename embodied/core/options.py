@@ -73,12 +73,16 @@ DeviceName = Annotated[str, AfterValidator(_device_name)]
 """Name of a device, for ``resolve_device``."""
 
 
-def one_of(names: Collection[str]) -> AfterValidator:
-    """Allow only the names in a table: ``Annotated[str, one_of(TABLE)]``. ``Literal`` is for names without a table."""
+def one_of(names: Collection[str] | Callable[[], Collection[str]]) -> AfterValidator:
+    """Allow only the names in a table: ``Annotated[str, one_of(TABLE)]``. ``Literal`` is for names without a table.
+
+    A function that returns the names is called when a value is checked.
+    """
 
     def check(name: str) -> str:
-        if name not in names:
-            raise PydanticKnownError("literal_error", {"expected": ", ".join(sorted(names))})
+        allowed = names() if callable(names) else names
+        if name not in allowed:
+            raise PydanticKnownError("literal_error", {"expected": ", ".join(sorted(allowed))})
         return name
 
     return AfterValidator(check)

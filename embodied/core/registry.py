@@ -13,11 +13,13 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Entry(Generic[T]):
-    """A registered class or builder with the dataclass of its options, each itself or as ``module:name``."""
+    """A registered class or builder with the dataclass of its options."""
 
     name: str
     thing: T | str
+    """Itself, or ``module:name``."""
     options: type[Any] | str
+    """The dataclass, or its name in the same module."""
 
     @property
     def build(self) -> T:
@@ -28,7 +30,9 @@ class Entry(Generic[T]):
     @property
     def config(self) -> type[Any]:
         """Dataclass of its options."""
-        found: type[Any] = resolve_name(self.options) if isinstance(self.options, str) else self.options
+        if not isinstance(self.options, str):
+            return self.options
+        found: type[Any] = resolve_name(f"{str(self.thing).partition(':')[0]}:{self.options}")
         return found
 
 
@@ -65,7 +69,7 @@ class Registry(Generic[T]):
     def declare(self, name: str, thing: str, config: type[Any] | str) -> None:
         """Register a class as ``module:name``, imported when it is first built. ValueError if the name is taken.
 
-        config: dataclass of its options, or also ``module:name``.
+        config: dataclass of its options, or its name in that module.
         """
         self._add(Entry(name, thing, config))
 

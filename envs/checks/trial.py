@@ -28,7 +28,8 @@ from embodied.core.execution import obs_to, timestep_to
 from embodied.core.spec import Box, EnvSpec
 from embodied.core.types import Obs, Timestep
 from embodied.envs.base.actions import random_actions
-from embodied.envs.episodes.sampler import SamplerSetup, UniformConfig, UniformSampler
+from embodied.envs.episodes.registry import SamplerSetup, UniformConfig
+from embodied.envs.episodes.sampler import UniformSampler
 
 Make = Callable[[int], VecEnv]
 """Builds an env of N copies."""

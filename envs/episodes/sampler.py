@@ -1,4 +1,4 @@
-"""Samplers of episodes for training, and the registry of all samplers.
+"""Samplers of episodes for training.
 
 A registered sampler is built as ``build(spec, config, SamplerSetup)``. To write a curriculum, subclass
 ``UniformSampler`` and override ``draw_instructions`` or ``draw_stages``. Override ``on_episodes_end`` to get the
@@ -6,42 +6,21 @@ statistics of episodes that ended.
 """
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from embodied.core.episodes import EpisodePlans, EpisodeSampler, EpisodeStats, Ints
+from embodied.core.episodes import EpisodePlans, EpisodeStats, Ints
 from embodied.core.errors import unknown_name
-from embodied.core.options import config_dataclass
-from embodied.core.registry import Registry
 from embodied.core.spec import EnvSpec, Instruction
+from embodied.envs.episodes.registry import SAMPLERS as SAMPLERS  # its place in version 0.1
+from embodied.envs.episodes.registry import SamplerSetup, UniformConfig
 from embodied.envs.episodes.seeding import EpisodeRng
 
 INCARNATION = 1_000_000  # distance between the episode numbers of a worker and of its replacement
-
-
-@dataclass(frozen=True, slots=True)
-class SamplerSetup:
-    """Envs that a sampler serves, and how their episodes vary."""
-
-    num_envs: int
-    """Number N of envs of the VecEnv."""
-    seed: int = 0
-    """Env i has env seed ``seed + i // group_size``."""
-    splits: tuple[str, ...] | None = None
-    """Splits of the instructions, which episodes take in turn; None: all splits."""
-    stagger: bool = False
-    """Cut each env's first episode short by a random time, so that resets spread over time."""
-    stages: bool = False
-    """Start a fraction of the episodes, ``StartStage.share``, from a later stage of the task."""
-    group_size: int = 1
-    """Number of consecutive envs that have the same episodes at the same time, as GRPO needs."""
-    incarnation: int = 0
-    """How often the worker was replaced; every incarnation draws different episodes."""
 
 
 class InstructionDraw:
@@ -74,11 +53,6 @@ class InstructionDraw:
         text_n = (rng.uniform("instruction", 0.0, 1.0) * self._num_texts[goal_n]).astype(np.int64)
         index_n: np.ndarray = self._order[self._first_text[goal_n] + text_n]
         return index_n
-
-
-@config_dataclass
-class UniformConfig:
-    """Options of the uniform sampler: none."""
 
 
 class UniformSampler:
@@ -168,10 +142,6 @@ class UniformSampler:
         return EpisodePlans(
             self.seed_N[ids], number_n, self.draw_instructions(rng), self.draw_stages(rng), limit_n, no_n
         )
-
-
-SAMPLERS: Registry[Callable[[EnvSpec, Any, SamplerSetup], EpisodeSampler]] = Registry("sampler")
-SAMPLERS.register("uniform", config=UniformConfig)(UniformSampler)
 
 
 def first_episodes(spec: EnvSpec, episodes: int, seed: int, splits: Sequence[str] | None = None) -> EpisodePlans:

@@ -1,18 +1,19 @@
-"""The family ``mujoco``: our own tasks."""
+"""The family ``mujoco``: our own tasks. Importing this imports no simulator."""
+
+from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from embodied.core.spec import CameraSpec, EnvSpec
-from embodied.envs.mujoco.pool import MujocoPool, SimConfig, spec_of
-from embodied.envs.mujoco.warp.pool import WarpConfig, WarpPool
-from embodied.envs.registry import DEFAULT_FAMILY, FAMILIES, TASKS
-from embodied.envs.rendering.cameras import Camera
-from embodied.envs.rendering.vision import find_camera
+from embodied.envs.mujoco.config import SimConfig, WarpConfig
+from embodied.envs.registry import DEFAULT_FAMILY, TASKS
+
+if TYPE_CHECKING:
+    from embodied.envs.mujoco.pool import MujocoPool
+    from embodied.envs.mujoco.warp.pool import WarpPool
 
 
-@FAMILIES.register(DEFAULT_FAMILY, config=SimConfig)
 class MujocoFamily:
     """See ``embodied.envs.registry.Family``."""
 
@@ -25,19 +26,21 @@ class MujocoFamily:
         return TASKS[id].config
 
     def spec(self, id: str, task: Any, cameras: Sequence[CameraSpec] = ()) -> EnvSpec:
-        return spec_of(TASKS[id].build(task), [find(camera) for camera in cameras])
+        from embodied.envs.mujoco.pool import spec_of
+        from embodied.envs.rendering.vision import find_cameras
+
+        return spec_of(TASKS[id].build(task), find_cameras(cameras))
 
     def make(
         self, id: str, task: Any, *, num_envs: int, num_threads: int, sim: Any, cameras: Sequence[CameraSpec] = ()
     ) -> MujocoPool | WarpPool:
         if isinstance(sim, WarpConfig):
+            from embodied.envs.mujoco.warp.pool import WarpPool
+
             return WarpPool(TASKS[id].build(task), num_envs=num_envs, sim=sim, cameras=cameras)
-        placed = [find(camera) for camera in cameras]
-        return MujocoPool(TASKS[id].build(task), num_envs=num_envs, num_threads=num_threads, sim=sim, cameras=placed)
+        from embodied.envs.mujoco.pool import MujocoPool
+        from embodied.envs.rendering.vision import find_cameras
 
-
-def find(camera: CameraSpec | Camera) -> Camera:
-    """Return a Camera as it is, or the one that a spec names, with its image size. UserError for an unknown name."""
-    if isinstance(camera, Camera):
-        return camera
-    return replace(find_camera(camera.name), width=camera.width, height=camera.height)
+        return MujocoPool(
+            TASKS[id].build(task), num_envs=num_envs, num_threads=num_threads, sim=sim, cameras=find_cameras(cameras)
+        )

@@ -10,9 +10,8 @@ are the first half of the next substep and cost nothing extra.
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import field, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Literal
 
 import mujoco
 import numpy as np
@@ -24,19 +23,17 @@ from torch import Tensor
 from embodied.core.contract import check_state
 from embodied.core.episodes import EpisodePlans, EpisodeSampler, Ints
 from embodied.core.errors import UserError
-from embodied.core.options import config_dataclass
 from embodied.core.process.child import Builder
 from embodied.core.spec import SUCCESS, CameraSpec, EnvSpec, Term
 from embodied.core.types import Obs
 from embodied.envs.base.episodic import Advance, EpisodicEnv
 from embodied.envs.episodes.seeding import EpisodeRng
+from embodied.envs.mujoco.config import SimConfig
 from embodied.envs.mujoco.randomization.non_model import NonModelRandomization, prepare
 from embodied.envs.mujoco.randomization.randomizer import Fields, Randomizer
-from embodied.envs.mujoco.randomization.terms import RandomizationTerm
 from embodied.envs.mujoco.robots.base import Robot
 from embodied.envs.mujoco.view import View
 from embodied.envs.mujoco.viewer import FRONT, Viewer, quick_viewer
-from embodied.envs.rendering.camera_randomization import CameraRandomization
 from embodied.envs.rendering.cameras import Camera
 from embodied.envs.rendering.vision import CameraRig
 from embodied.envs.tasks.base import Task, task_spec
@@ -50,20 +47,6 @@ log = logging.getLogger(__name__)
 _CURRENT = int(mujoco.mjtStage.mjSTAGE_VEL)  # after this stage observations are current
 # Fields of the model that the engine's reset makes the state from.
 _RESET_FIELDS = ("qpos0", "qpos_spring", "body_pos", "body_quat", "eq_active0", "sensor_interval", "opt.timestep")
-
-
-@config_dataclass
-class SimConfig:
-    """Options of the simulator."""
-
-    name: Literal["mujoco"] = "mujoco"
-    """Simulator."""
-    randomization: dict[str, RandomizationTerm | None] = field(default_factory=dict)
-    """Terms of domain randomisation by name; null is no term."""
-    camera_randomization: CameraRandomization = field(default_factory=CameraRandomization)
-    """How far images vary between episodes."""
-    dump_dir: str = "nan_dumps"
-    """Directory where the NaN guard writes the states of diverged envs; relative to the run directory."""
 
 
 class MujocoPool(EpisodicEnv):

@@ -4,48 +4,21 @@ Collision bits: the robot is contype 1 / conaffinity 2, everything else contype 
 assets/franka/panda.xml). Metres, kilograms, radians; z up, robot base at the origin, table surface at z = 0.
 """
 
-from typing import Annotated
-
 import mujoco
 
-from embodied.core.errors import UserError
-from embodied.core.options import Positive, config_dataclass, one_of
+from embodied.envs.mujoco.config import Shape
 from embodied.envs.mujoco.robots.base import FINGERS, Robot
 
 WORLD_BITS = {"contype": 2, "conaffinity": 3}
 MARKER = {"contype": 0, "conaffinity": 0, "group": 2, "mass": 0}  # visible, without contacts
 GREY, RED, GREEN, BLUE = (0.55, 0.57, 0.6, 1), (0.85, 0.2, 0.15, 1), (0.2, 0.7, 0.3, 1), (0.2, 0.4, 0.8, 1)
 Rgba = tuple[float, float, float, float]
-# geom type, length of its size, condim (round geoms need friction against rolling)
+# geom type, condim (round geoms need friction against rolling)
 KINDS = {
-    "box": (mujoco.mjtGeom.mjGEOM_BOX, 3, 3),
-    "cylinder": (mujoco.mjtGeom.mjGEOM_CYLINDER, 2, 6),
-    "sphere": (mujoco.mjtGeom.mjGEOM_SPHERE, 1, 6),
+    "box": (mujoco.mjtGeom.mjGEOM_BOX, 3),
+    "cylinder": (mujoco.mjtGeom.mjGEOM_CYLINDER, 6),
+    "sphere": (mujoco.mjtGeom.mjGEOM_SPHERE, 6),
 }
-
-
-@config_dataclass
-class Shape:
-    """Kind and size of an object."""
-
-    kind: Annotated[str, one_of(KINDS)]
-    """box, cylinder (upright) or sphere."""
-    size_m: tuple[Positive, ...]
-    """Half sizes of a box; radius and half height of a cylinder; radius of a sphere."""
-
-    def __post_init__(self) -> None:
-        if len(self.size_m) != KINDS[self.kind][1]:
-            raise UserError(f"size_m: got {list(self.size_m)}, a {self.kind} has {KINDS[self.kind][1]}")
-
-    @property
-    def half_width_m(self) -> float:
-        """Distance from the centre to a finger that holds the object."""
-        return self.size_m[1] if self.kind == "box" else self.size_m[0]
-
-    @property
-    def half_height_m(self) -> float:
-        """Height of the centre when the object stands on the table."""
-        return self.size_m[-1]
 
 
 def cube(half_m: float) -> Shape:
@@ -65,7 +38,7 @@ def on_table(robot: Robot) -> mujoco.MjSpec:
 
 def add_object(spec: mujoco.MjSpec, name: str, shape: Shape, mass_kg: float, rgba: Rgba) -> None:
     """Add a free body of one geom, both called ``name``."""
-    geom, _, condim = KINDS[shape.kind]
+    geom, condim = KINDS[shape.kind]
     body = spec.worldbody.add_body(name=name, pos=[0.5, 0, shape.half_height_m])
     body.add_freejoint(name=name)
     body.add_geom(

@@ -3,42 +3,17 @@
 Draws are those of ``EpisodeRng``: the same env seed and episode give the same images, whatever the number of envs.
 """
 
-from typing import Annotated, Any
+from typing import Any
 
 import mujoco
 import numpy as np
 from mujoco.batch import Batch
 from numpy.typing import NDArray
-from pydantic import Field
 
 from embodied.core.errors import UserError
-from embodied.core.options import Fraction, config_dataclass
 from embodied.envs.episodes.seeding import EpisodeRng
 from embodied.envs.rendering.cameras import SUN, Array, Array32, Camera, Ids, look_at, mounted_camera
-
-
-@config_dataclass
-class CameraRandomization:
-    """Ranges of the randomisation: every draw is uniform in [-x, x] and added to the nominal value; 0 is off."""
-
-    position_m: Fraction = 0.0
-    """Each coordinate of the position of a camera without a mount."""
-    mounted_position_m: Fraction = 0.0
-    """Each coordinate of the position of a mounted camera, in its own frame; it looks at the point 1 m ahead."""
-    lookat_m: Fraction = 0.0
-    """Each coordinate of the point in the middle of the image."""
-    fovy_deg: Annotated[float, Field(ge=0, le=60)] = 0.0
-    """Vertical field of view."""
-    object_color: Fraction = 0.0
-    """Red, green and blue (0 to 1) of each body of the task."""
-    robot_color: Fraction = 0.0
-    """Red, green and blue of the whole robot."""
-    table_color: Fraction = 0.0
-    """Red, green and blue of the table and the floor."""
-    light_direction: Annotated[float, Field(ge=0, le=0.5)] = 0.0
-    """Each coordinate of the unit vector towards the light."""
-    brightness: Annotated[float, Field(ge=0, le=0.9)] = 0.0
-    """Brightness of all light, relative to 1."""
+from embodied.envs.rendering.config import CameraRandomization
 
 
 class Lens:

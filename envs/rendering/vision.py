@@ -8,6 +8,7 @@ Suffixes: n simulations, b bodies, g geoms, h and w pixels.
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,10 +20,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from embodied.core.errors import UserError, unknown_name
+from embodied.core.spec import CameraSpec
 from embodied.envs.episodes.seeding import EpisodeRng
 from embodied.envs.rendering.appearance import COLLISION_GROUP, Twin, add_geoms
-from embodied.envs.rendering.camera_randomization import CameraRandomization, Lens, Scenery
+from embodied.envs.rendering.camera_randomization import Lens, Scenery
 from embodied.envs.rendering.cameras import CHECKER_M, EXTENT_M, SKY, Array, Array32, Camera, Ids, geom_colors
+from embodied.envs.rendering.config import CameraRandomization
 from embodied.envs.rendering.layers import AMBIENT, FACING, FROM_ABOVE, FROM_SUN, Frame, Layer, RenderTarget, to_uint8
 
 CAMERAS = {
@@ -42,6 +45,17 @@ def find_camera(name: str) -> Camera:
     if name not in CAMERAS:
         raise unknown_name("camera", name, CAMERAS)
     return CAMERAS[name]
+
+
+def find_cameras(cameras: Sequence[Camera | CameraSpec]) -> list[Camera]:
+    """Return each Camera as it is, and for a spec the one that it names, with the spec's image size."""
+
+    def find(camera: Camera | CameraSpec) -> Camera:
+        if isinstance(camera, Camera):
+            return camera
+        return replace(find_camera(camera.name), width=camera.width, height=camera.height)
+
+    return [find(camera) for camera in cameras]
 
 
 class CameraRig:

@@ -6,8 +6,7 @@ view's tensors: numbers of a task's own become tensors by ``View.tensor`` or tak
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
 import mujoco
 import torch
@@ -16,46 +15,14 @@ from torch.linalg import vector_norm
 from torch.nn.functional import pad
 
 from embodied.core.errors import UserError
-from embodied.core.options import Fraction, PositiveInt, config_dataclass, from_mapping
+from embodied.core.options import from_mapping
 from embodied.core.spec import SUCCESS, CameraSpec, EnvSpec, Instruction, StartStage, Term
 from embodied.envs.episodes.seeding import EpisodeRng
 from embodied.envs.mujoco.robots import ROBOTS
 from embodied.envs.mujoco.robots.base import Robot
 from embodied.envs.mujoco.scene import on_table
 from embodied.envs.mujoco.view import View
-
-
-@config_dataclass
-class TaskConfig:
-    """Options that every task has."""
-
-    robot: str = "panda"
-    """Name of the robot."""
-    control: dict[str, Any] = field(default_factory=dict)
-    """The robot's options, which say how actions move it; for the Panda those of ``ControlConfig``."""
-    max_episode_steps: PositiveInt = 80
-    """Time limit, control steps."""
-    control_dt_s: float = 0.05
-    """Length of a control step, s."""
-    held_starts: Fraction = 0.0
-    """Share of the training episodes that start with the object already in the hand, anywhere over the table.
-
-    So the steps after the grasp are learned from the first minute. Evaluations have no such starts. A start-state
-    distribution wider than the task's helps exploration (Kakade and Langford 2002; reverse curriculum: Florensa et al.
-    2017).
-    """
-
-    def __post_init__(self) -> None:
-        control = from_mapping(ROBOTS[self.robot].config, self.control, "control")
-        object.__setattr__(self, "control", asdict(control))  # defaults included
-
-    def substeps(self, timestep_s: float) -> int:
-        """Return the number of physics steps in a control step; UserError unless it is whole."""
-        substeps = round(self.control_dt_s / timestep_s)
-        if substeps < 1 or abs(substeps * timestep_s - self.control_dt_s) > 1e-9:
-            allowed = f"multiples of the physics step, {timestep_s}"
-            raise UserError(f"control_dt_s: got {self.control_dt_s}, allowed: {allowed}")
-        return substeps
+from embodied.envs.tasks.config import TaskConfig
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,12 +8,12 @@ from torch import Tensor
 from torch.linalg import vector_norm
 from torch.nn.functional import pad
 
-from embodied.core.options import Fraction, config_dataclass
 from embodied.core.spec import Difference, Term
 from embodied.envs.episodes.seeding import EpisodeRng
 from embodied.envs.mujoco.scene import RED, add_cube, add_goal
 from embodied.envs.mujoco.view import View
-from embodied.envs.tasks.base import Quantity, Task, TaskConfig, column, distance, near, progress
+from embodied.envs.tasks.base import Quantity, Task, column, distance, near, progress
+from embodied.envs.tasks.config import CubeConfig, GoalConfig, ObjectTaskConfig, PlacingConfig
 
 ROTATION = "first two columns of the rotation matrix: x axis, then y axis of the object"
 
@@ -36,14 +36,6 @@ def cube_contacts(task: Task, name: str) -> tuple[Quantity, ...]:
         Quantity(Term(f"{name}_touched", 1), lambda: column(task.view.touched(name))),
         Quantity(Term(f"{name}_vel", 6, "m/s, rad/s"), lambda: task.view.body_qvel(name)),
     )
-
-
-@config_dataclass
-class ObjectTaskConfig(TaskConfig):
-    """Options of tasks with objects on the table."""
-
-    fail_out_of_reach: bool = False
-    """End an episode as a failure when an object has left the arm's workspace, instead of letting the time run out."""
 
 
 class ObjectTask(Task):
@@ -70,20 +62,6 @@ class ObjectTask(Task):
         return torch.stack([((place < low) | (place > high)).any(-1) for place in places]).any(0)
 
 
-@config_dataclass
-class CubeConfig(ObjectTaskConfig):
-    """Options of tasks with a red cube. ``low`` and ``high`` are corners of an area (x, y) or of a box (x, y, z)."""
-
-    cube_half_m: float = 0.02
-    """Half the red cube's edge."""
-    cube_mass_kg: float = 0.064
-    """Mass of the red cube."""
-    cube_low_m: tuple[float, float] = (0.45, -0.15)
-    """Area of the table where the red cube starts."""
-    cube_high_m: tuple[float, float] = (0.65, 0.15)
-    """Opposite corner of that area."""
-
-
 class CubeTask(ObjectTask):
     """A task with a red cube, which ``reset`` puts on the table."""
 
@@ -100,18 +78,6 @@ class CubeTask(ObjectTask):
     def reset(self, ids: Tensor, rng: EpisodeRng) -> None:
         position = draw(self.view, rng, "cube_pos", self.config.cube_low_m, self.config.cube_high_m)
         stand(self.view, "cube", ids, rng, position, self.config.cube_half_m)
-
-
-@config_dataclass
-class GoalConfig(TaskConfig):
-    """Options of tasks with a goal. ``low`` and ``high`` are opposite corners of a box, or of an area of the table."""
-
-    goal_low_m: tuple[float, ...] = (0.45, -0.15, 0.12)
-    """Where the goal may be: x, y, z, or x, y on the table."""
-    goal_high_m: tuple[float, ...] = (0.65, 0.15, 0.3)
-    """Opposite corner."""
-    success_m: float = 0.03
-    """Greatest distance from the goal that counts as success."""
 
 
 class GoalTask(Task):
@@ -131,21 +97,6 @@ class GoalTask(Task):
         super().reset(ids, rng)
         goal = draw(self.view, rng, "goal", self.config.goal_low_m, self.config.goal_high_m)
         self.goal[ids] = pad(goal, (0, 3 - goal.shape[1]))
-
-
-@config_dataclass
-class PlacingConfig(ObjectTaskConfig):
-    """Options of tasks that place an object in a tray."""
-
-    held_starts: Fraction = 0.3
-    tray_half_m: float = 0.08
-    """Half width of the space between the walls."""
-    wall_m: float = 0.065
-    """Height of the walls."""
-    carry_m: float = 0.1
-    """Height of the object's centre at which it passes the wall with some clearance."""
-    rest_speed_m_s: float = 0.05
-    """Greatest speed of an object at rest."""
 
 
 class Placing(ObjectTask):

@@ -11,37 +11,19 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from embodied.core.options import Positive, PositiveInt, config_dataclass
 from embodied.core.spec import Difference, Term
 from embodied.envs.episodes.seeding import EpisodeRng
 from embodied.envs.mujoco.scene import RED, add_post
 from embodied.envs.mujoco.view import View
-from embodied.envs.registry import TASKS
 from embodied.envs.tasks.base import Quantity, column, distance, near, progress
-from embodied.envs.tasks.common import GoalConfig, GoalTask, draw, move_towards
+from embodied.envs.tasks.common import GoalTask, draw, move_towards
+from embodied.envs.tasks.config import DetourConfig
 
 LEFT, RIGHT = "passed_left", "passed_right"
 BESIDE_M = 0.04  # a tool that is this near the post along the way is beside it
 CLEARANCE_M = 0.05  # distance from the forbidden column at which the expert passes
 
 
-@config_dataclass
-class DetourConfig(GoalConfig):
-    """Options of Detour."""
-
-    max_episode_steps: PositiveInt = 40
-    keep_out_m: Positive = 0.04
-    """The tool centre point must stay this far from the post's axis, at any height."""
-    post_low_m: tuple[float, float] = (0.46, -0.01)
-    """Area of the table where the post may stand (x, y)."""
-    post_high_m: tuple[float, float] = (0.48, 0.01)
-    """Opposite corner of that area."""
-    goal_low_m: tuple[float, float, float] = (0.33, -0.03, 0.13)
-    goal_high_m: tuple[float, float, float] = (0.36, 0.03, 0.21)
-    success_m: float = 0.06
-
-
-@TASKS.register("detour", config=DetourConfig)
 class Detour(GoalTask):
     """Bring the tool centre point to a goal behind a post."""
 

@@ -3,24 +3,12 @@
 import torch
 from torch import Tensor
 
-from embodied.core.options import Fraction, PositiveInt, config_dataclass
 from embodied.core.spec import Difference, Term
-from embodied.envs.registry import TASKS
 from embodied.envs.tasks import common
 from embodied.envs.tasks.base import Quantity, distance, near, progress
+from embodied.envs.tasks.config import LiftConfig
 
 
-@config_dataclass
-class LiftConfig(common.GoalConfig, common.CubeConfig):
-    """Options of Lift."""
-
-    max_episode_steps: PositiveInt = 64
-    held_starts: Fraction = 0.3
-    goal_low_m: tuple[float, float, float] = (0.45, -0.15, 0.12)
-    goal_high_m: tuple[float, float, float] = (0.65, 0.15, 0.3)
-
-
-@TASKS.register("lift", config=LiftConfig)
 class Lift(common.GoalTask, common.CubeTask):
     """Grasp a cube and hold it at a goal in the air."""
 

@@ -3,29 +3,15 @@
 import mujoco
 from torch import Tensor
 
-from embodied.core.options import config_dataclass
 from embodied.core.spec import Difference, Term
 from embodied.envs.episodes.seeding import EpisodeRng
 from embodied.envs.mujoco.scene import BLUE, add_tray
 from embodied.envs.mujoco.view import View
-from embodied.envs.registry import TASKS
 from embodied.envs.tasks.base import Quantity
-from embodied.envs.tasks.common import CubeConfig, CubeTask, Placing, PlacingConfig, cube_quantities, draw
+from embodied.envs.tasks.common import CubeTask, Placing, cube_quantities, draw
+from embodied.envs.tasks.config import PickPlaceConfig
 
 
-@config_dataclass
-class PickPlaceConfig(PlacingConfig, CubeConfig):
-    """Options of PickPlace. The areas of cube and tray do not overlap."""
-
-    cube_low_m: tuple[float, float] = (0.45, -0.2)
-    cube_high_m: tuple[float, float] = (0.65, 0.0)
-    tray_low_m: tuple[float, float] = (0.45, 0.14)
-    """Area of the table where the tray's centre starts."""
-    tray_high_m: tuple[float, float] = (0.65, 0.22)
-    """Opposite corner of that area."""
-
-
-@TASKS.register("pick_place", config=PickPlaceConfig)
 class PickPlace(Placing, CubeTask):
     """Put a cube into a walled tray and let go."""
 

@@ -3,27 +3,12 @@
 import torch
 from torch import Tensor
 
-from embodied.core.options import PositiveInt, config_dataclass
 from embodied.core.spec import Difference, Term
-from embodied.envs.registry import TASKS
 from embodied.envs.tasks.base import Quantity, distance, near
-from embodied.envs.tasks.common import CubeConfig, CubeTask, GoalConfig, GoalTask, cube_quantities, move_towards
+from embodied.envs.tasks.common import CubeTask, GoalTask, cube_quantities, move_towards
+from embodied.envs.tasks.config import PushConfig
 
 
-@config_dataclass
-class PushConfig(GoalConfig, CubeConfig):
-    """Options of Push. The goal is a mark on the table; its distance is horizontal."""
-
-    max_episode_steps: PositiveInt = 64
-    cube_half_m: float = 0.025
-    cube_mass_kg: float = 0.1
-    cube_low_m: tuple[float, float] = (0.42, -0.12)
-    cube_high_m: tuple[float, float] = (0.52, 0.12)
-    goal_low_m: tuple[float, float] = (0.6, -0.12)
-    goal_high_m: tuple[float, float] = (0.7, 0.12)
-
-
-@TASKS.register("push", config=PushConfig)
 class Push(GoalTask, CubeTask):
     """Slide a cube to a mark on the table."""
 

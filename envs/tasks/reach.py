@@ -3,24 +3,12 @@
 import torch
 from torch import Tensor
 
-from embodied.core.options import PositiveInt, config_dataclass
 from embodied.core.spec import Difference, Term
-from embodied.envs.registry import TASKS
 from embodied.envs.tasks.base import Quantity, column, distance, near
-from embodied.envs.tasks.common import GoalConfig, GoalTask, move_towards
+from embodied.envs.tasks.common import GoalTask, move_towards
+from embodied.envs.tasks.config import ReachConfig
 
 
-@config_dataclass
-class ReachConfig(GoalConfig):
-    """Options of Reach."""
-
-    max_episode_steps: PositiveInt = 40
-    goal_low_m: tuple[float, float, float] = (0.35, -0.3, 0.08)
-    goal_high_m: tuple[float, float, float] = (0.65, 0.3, 0.4)
-    success_m: float = 0.025
-
-
-@TASKS.register("reach", config=ReachConfig)
 class Reach(GoalTask):
     """Bring the tool centre point to a goal."""
 

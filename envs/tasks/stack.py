@@ -5,35 +5,15 @@ import torch
 from torch import Tensor
 from torch.linalg import vector_norm
 
-from embodied.core.options import Fraction, PositiveInt, config_dataclass
 from embodied.core.spec import Difference, Term
 from embodied.envs.episodes.seeding import EpisodeRng
 from embodied.envs.mujoco.scene import BLUE, add_cube
 from embodied.envs.mujoco.view import View
-from embodied.envs.registry import TASKS
 from embodied.envs.tasks import common
 from embodied.envs.tasks.base import Quantity, distance, progress
+from embodied.envs.tasks.config import StackConfig
 
 
-@config_dataclass
-class StackConfig(common.CubeConfig):
-    """Options of Stack: ``cube`` is the red one, ``base`` the blue one below it. Their areas do not overlap."""
-
-    max_episode_steps: PositiveInt = 96
-    held_starts: Fraction = 0.3
-    base_half_m: float = 0.025
-    """Half the blue cube's edge."""
-    base_mass_kg: float = 0.15
-    """Mass of the blue cube."""
-    cube_low_m: tuple[float, float] = (0.45, -0.18)
-    cube_high_m: tuple[float, float] = (0.62, -0.04)
-    base_low_m: tuple[float, float] = (0.45, 0.04)
-    """Area of the table where the blue cube starts."""
-    base_high_m: tuple[float, float] = (0.62, 0.18)
-    """Opposite corner of that area."""
-
-
-@TASKS.register("stack", config=StackConfig)
 class Stack(common.CubeTask):
     """Put the red cube on the blue cube and let go."""
 

@@ -9,146 +9,28 @@ So neither the colour nor the shape alone identifies the target. Slots are bodie
 reset (object_shapes.py); they stand in any order in cells of the table. The vocabulary is data.
 """
 
-import string
-from collections import Counter
 from collections.abc import Mapping
-from dataclasses import field
-from functools import cached_property
-from itertools import product
-from pathlib import Path
-from typing import Annotated
 
 import mujoco
 import numpy as np
 import torch
-import yaml
-from pydantic import Field
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-import embodied
-from embodied.core.errors import UserError, unknown_name
-from embodied.core.options import Fraction, config_dataclass, from_mapping
-from embodied.core.spec import TRAIN, Difference, Instruction, Term
+from embodied.core.spec import Difference, Instruction, Term
 from embodied.core.types import Role
 from embodied.envs.episodes.seeding import EpisodeRng
 from embodied.envs.mujoco.randomization.object_shapes import ShapeVariants
-from embodied.envs.mujoco.scene import GREY, Shape, add_object, add_object_sensors, add_tray
+from embodied.envs.mujoco.scene import GREY, add_object, add_object_sensors, add_tray
 from embodied.envs.mujoco.view import View
-from embodied.envs.registry import TASKS
 from embodied.envs.tasks.base import Quantity
-from embodied.envs.tasks.common import Placing, PlacingConfig, cube_quantities, draw, stand
+from embodied.envs.tasks.common import Placing, cube_quantities, draw, stand
+from embodied.envs.tasks.config import SLOTS, TabletopConfig
 
-CONFIG_FILE = Path(embodied.__file__).parent / "configs" / "task" / "tabletop.yaml"
-HELD_OUT = "held_out"
-PLACEHOLDERS = ("color", "shape", "tray")
-SLOTS = ("target", "distractor_1", "distractor_2")
 UPRIGHT = 0.2  # share of the reward that is paid for not tipping the target over
 TIPPED = 0.5  # cosine of the tilt beyond which an object does not stand up again
-GRASP_M = 0.03  # greatest half width between fingers that open to 0.04 m on each side
 
 
-@config_dataclass
-class Words:
-    """Vocabulary of a task. Every colour x shape x tray is a goal, and every template is a text for each goal.
-
-    UserError for unknown words, and for templates that give two instructions the same text.
-    """
-
-    shapes: Annotated[dict[str, Shape], Field(min_length=2)]
-    """Shapes by name."""
-    colors: Annotated[dict[str, tuple[Fraction, Fraction, Fraction]], Field(min_length=2)]
-    """Red, green and blue, 0 to 1, of the colours by name."""
-    trays: Annotated[dict[str, tuple[float, float]], Field(min_length=2)]
-    """x and y of the trays' centres, m, by name."""
-    templates: Annotated[tuple[str, ...], Field(min_length=1)]
-    """Texts with {color}, {shape} and {tray}."""
-    held_out: tuple[tuple[str, str, str], ...] = ()
-    """(colour, shape, tray) of the goals that are not trained on."""
-
-    def __post_init__(self) -> None:
-        for i, template in enumerate(self.templates):
-            try:
-                used = {name for _, name, _, _ in string.Formatter().parse(template) if name is not None}
-            except ValueError as error:
-                raise UserError(f"templates[{i}]: cannot read {template!r}: {error}") from error
-            for name in sorted(used - set(PLACEHOLDERS)):
-                raise unknown_name(f"placeholder in templates[{i}]", name, PLACEHOLDERS)
-            if missing := [f"{{{name}}}" for name in PLACEHOLDERS if name not in used]:
-                raise UserError(f"templates[{i}]: {template!r} lacks {', '.join(missing)}")
-        for text, count in Counter(instruction.text for instruction in self.instructions).items():
-            if count > 1:
-                raise UserError(f"templates: '{text}' is said twice; every text must be there once")
-        known = {"color": list(self.colors), "shape": list(self.shapes), "tray": list(self.trays)}
-        for i, goal in enumerate(self.held_out):
-            for kind, word in zip(PLACEHOLDERS, goal, strict=True):
-                if word not in known[kind]:
-                    raise unknown_name(f"{kind} in held_out[{i}]", word, known[kind])
-        if len(set(self.held_out)) < len(self.held_out):
-            raise UserError("held_out names a goal twice")
-        if len(self.held_out) == len(self.goals):
-            raise UserError("held_out names every goal: nothing is left to train on")
-
-    @cached_property
-    def goals(self) -> tuple[tuple[str, str, str], ...]:
-        """(colour, shape, tray) of every goal; instruction i has goal i // len(templates)."""
-        return tuple(product(self.colors, self.shapes, self.trays))
-
-    @cached_property
-    def instructions(self) -> tuple[Instruction, ...]:
-        """Instructions in the order of goals, and for each goal in the order of templates."""
-        return tuple(
-            Instruction(
-                template.format(color=color, shape=shape, tray=tray),
-                goal=f"{color} {shape} -> {tray} tray",
-                split=HELD_OUT if (color, shape, tray) in self.held_out else TRAIN,
-            )
-            for color, shape, tray in self.goals
-            for template in self.templates
-        )
-
-
-def default_words() -> Words:
-    """Return the words of configs/task/tabletop.yaml."""
-    data: Mapping[str, object] = yaml.safe_load(CONFIG_FILE.read_text(encoding="utf-8"))["words"]
-    return from_mapping(Words, data, "words")
-
-
-@config_dataclass
-class TabletopConfig(PlacingConfig):
-    """Options of Tabletop."""
-
-    words: Words = field(default_factory=default_words)
-    """Vocabulary of the instructions."""
-    object_mass_kg: float = 0.064
-    """Mass of every object."""
-    cells_x_m: tuple[float, ...] = (0.45, 0.6)
-    """x of the cells' centres; each object stands in a cell of its own."""
-    cells_y_m: tuple[float, ...] = (-0.11, 0.0, 0.11)
-    """y of the cells' centres."""
-    jitter_m: tuple[float, float] = (0.02, 0.01)
-    """Greatest distance (x, y) of an object from the centre of its cell.
-
-    It leaves room for an open finger between neighbouring objects and next to the trays.
-    """
-    yaw_rad: float = 0.5
-    """Greatest yaw of an object, small enough that fingers do not close on a cube's edges."""
-    tray_jitter_m: tuple[float, float] = (0.02, 0.01)
-    """Greatest distance (x, y) of a tray from its place."""
-    wall_m: float = 0.06
-    """Height of the walls: just below the hand when it reaches for the table, hard to drag an object over."""
-    fail_tipped: bool = False
-    """End an episode as a failure when a target that is taller than wide has been tipped over outside its tray."""
-
-    def __post_init__(self) -> None:
-        if len(self.cells_x_m) * len(self.cells_y_m) < len(SLOTS):
-            raise UserError(f"cells_x_m, cells_y_m: got too few cells, needed: {len(SLOTS)}, one per object")
-        for name, shape in self.words.shapes.items():
-            if (half_m := shape.half_width_m) > GRASP_M:
-                raise UserError(f"words.shapes.{name}: half as wide as {half_m} m, allowed: up to {GRASP_M}")
-
-
-@TASKS.register("tabletop", config=TabletopConfig)
 class Tabletop(Placing):
     """Put the named one of three objects into the named one of two trays."""
 

@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 
 from embodied.core.errors import UserError
 from embodied.envs.mujoco.pool import MujocoPool
-from embodied.envs.registry import TASKS
 from embodied.envs.views.gymnasium_pool import Info, TaskVectorEnv
 from embodied.envs.views.spaces import Observation, take_row
 from embodied.envs.views.stepper import RENDER_MODES
@@ -72,20 +71,3 @@ def _of_one(infos: Info) -> Info:
     """Return the infos of the only env, without masks."""
     own = {key: value for key, value in infos.items() if not key.startswith("_")}
     return {key: value[0] if value.ndim > 1 else value.tolist()[0] for key, value in own.items()}
-
-
-def gymnasium_id(task: str) -> str:
-    """Return the gymnasium id of a task: ``pick_place`` → ``embodied/PickPlace-v0``."""
-    return f"embodied/{''.join(word.capitalize() for word in task.split('_'))}-v0"
-
-
-def register_tasks() -> None:
-    """Register every task of ours with gymnasium. Called when ``embodied.envs`` is imported."""
-    for task in TASKS.registered():
-        gymnasium.register(
-            gymnasium_id(task),
-            entry_point=f"{__name__}:{TaskEnv.__name__}",
-            vector_entry_point=f"{__name__}:{TaskVectorEnv.__name__}",
-            max_episode_steps=TASKS[task].config().max_episode_steps,
-            kwargs={"task": task},
-        )

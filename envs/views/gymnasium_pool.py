@@ -25,7 +25,8 @@ from embodied.core.errors import UserError, unknown_name
 from embodied.core.options import from_mapping
 from embodied.core.spec import TRAIN
 from embodied.core.types import Timestep
-from embodied.envs.mujoco.pool import MujocoPool, SimConfig
+from embodied.envs.mujoco.config import SimConfig
+from embodied.envs.mujoco.pool import MujocoPool
 from embodied.envs.mujoco.viewer import FRONT
 from embodied.envs.registry import TASKS
 from embodied.envs.rendering.cameras import Camera

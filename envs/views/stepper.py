@@ -26,7 +26,8 @@ from embodied.core.errors import UserError, unknown_name
 from embodied.core.options import from_mapping
 from embodied.core.spec import TRAIN, Box, CameraSpec
 from embodied.core.types import Obs, Timestep
-from embodied.envs.episodes.sampler import SamplerSetup, UniformConfig, UniformSampler
+from embodied.envs.episodes.registry import SamplerSetup, UniformConfig
+from embodied.envs.episodes.sampler import UniformSampler
 from embodied.envs.registry import FAMILIES, sim_options, split_name
 from embodied.envs.rendering.cameras import Camera
 from embodied.envs.views.spaces import seeds_of

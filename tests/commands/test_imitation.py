@@ -17,7 +17,7 @@ import torch
 from embodied.collect import CollectConfig, cut, disturbances, record, shares
 from embodied.core.spec import ActionTerm, Box, EnvSpec
 from embodied.data import read
-from embodied.envs.tasks.tabletop import default_words
+from embodied.envs.tasks.config import default_words
 from embodied.report.metrics import read_metrics
 from embodied.runtime import checkpoint
 from embodied.session.config import compose_run

@@ -14,7 +14,7 @@ from omegaconf import OmegaConf
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from embodied.core.errors import UserError
-from embodied.envs.tasks.tabletop import default_words
+from embodied.envs.tasks.config import default_words
 from embodied.report.metrics import read_metrics
 from embodied.runtime import checkpoint, evaluate, evaluator
 from embodied.session.config import compose_run, read_run, resolve, resume_run

@@ -17,11 +17,11 @@ from gymnasium.error import ClosedEnvironmentError, ResetNeeded
 from gymnasium.utils.env_checker import check_env, data_equivalence
 
 from embodied.core.errors import UserError
-from embodied.envs import TASKS
+from embodied.envs import TASKS, gymnasium_id
 from embodied.envs.mujoco.robots.panda import Panda
 from embodied.envs.mujoco.viewer import SOLVED
 from embodied.envs.rendering.cameras import Camera
-from embodied.envs.views.gymnasium_api import TaskEnv, gymnasium_id
+from embodied.envs.views.gymnasium_api import TaskEnv
 
 REACH = "embodied/Reach-v0"
 TABLETOP = "embodied/Tabletop-v0"

@@ -10,7 +10,7 @@ from embodied.data.scenes import FRAMES_PER_SCENE, Scenes
 from embodied.envs import MujocoPool, make_pool, make_sampler
 from embodied.envs.mujoco.labels import LabeledPool
 from embodied.envs.rendering.vision import CAMERAS
-from embodied.envs.tasks.tabletop import default_words
+from embodied.envs.tasks.config import default_words
 
 
 def scenes_of(env: MujocoPool, seed: int) -> Scenes:

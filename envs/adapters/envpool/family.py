@@ -31,7 +31,6 @@ from embodied.envs.base.episodic import Advance, EpisodicEnv
 from embodied.envs.base.rows import RowByRowEnv
 from embodied.envs.episodes.sampler import INCARNATION
 from embodied.envs.episodes.seeding import EpisodeRng
-from embodied.envs.registry import FAMILIES
 
 Arrays = dict[str, NDArray[Any]]
 LEAST_DRAWN = 240  # pixels; the smaller side of a picture that EnvPool draws
@@ -270,7 +269,6 @@ def envpool_seeds(plans: EpisodePlans) -> Ints:
     return (unit_n * 2**31).astype(np.int64)
 
 
-@FAMILIES.register("envpool", config=EnvpoolConfig)
 class EnvpoolFamily:
     """See ``registry.Family``. ``task=envpool/<id>`` takes every id of EnvPool; ``ids`` has those tried here."""
 

@@ -26,7 +26,6 @@ from embodied.envs.adapters.gym.rows import LocalRows, VectorRows
 from embodied.envs.adapters.gym.spaces import RENDER, TIME, check_cameras, terms_of
 from embodied.envs.base.episodic import Advance, EpisodicEnv
 from embodied.envs.episodes.seeding import EpisodeRng
-from embodied.envs.registry import FAMILIES
 
 SLOW_STEP_S = 1e-4  # an env whose step takes longer gets processes of its own
 
@@ -93,7 +92,6 @@ class GymEnv(EpisodicEnv):
         self.rows.close()
 
 
-@FAMILIES.register("gym", config=GymSimConfig)
 class Gym:
     """See ``embodied.envs.registry.Family``. The first ``spec`` of an environment builds one, to read its spaces."""
 

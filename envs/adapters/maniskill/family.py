@@ -21,7 +21,6 @@ from embodied.core.spec import CameraSpec, EnvSpec, Instruction, Term
 from embodied.envs.adapters.gym.spaces import check_cameras
 from embodied.envs.adapters.maniskill.pool import FLAT, SIMULATIONS, ManiSkillEnv, ManiSkillProcesses, ManiSkillScene
 from embodied.envs.adapters.maniskill.sim import INSTALL, VULKAN, Description, Request
-from embodied.envs.registry import FAMILIES
 
 CRASHES = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL)  # ends of a process by a bad driver
 TERMINATE_ON = {"none": (), "fail": ("fail",), "success": ("success",), "success_or_fail": ("success", "fail")}
@@ -59,7 +58,6 @@ class ManiSkillConfig:
     once, and an episode is then a function of the plans of all episodes that start in the same control step."""
 
 
-@FAMILIES.register("maniskill", config=ManiSkillConfig)
 class ManiSkill:
     """See ``registry.Family``. A child process describes an environment, some seconds for the first time."""
 

@@ -15,10 +15,10 @@ from torch import Tensor
 
 from embodied.core.errors import UserError
 from embodied.envs.mujoco.randomization.object_shapes import SIZE_FIELDS, ObjectSizes
-from embodied.envs.mujoco.randomization.randomizer import Fields
+from embodied.envs.mujoco.randomization.randomizer import Fields, Target, free_bodies, members
 from embodied.envs.mujoco.randomization.sensing import QUANTITIES as SENSED
 from embodied.envs.mujoco.randomization.sensing import Now, Sensing
-from embodied.envs.mujoco.randomization.terms import QUANTITIES, RandomizationTerm, Target, free_bodies, members
+from embodied.envs.mujoco.randomization.terms import QUANTITIES, RandomizationTerm
 from embodied.envs.mujoco.robots.base import Arm
 from embodied.envs.tasks.base import Task
 

@@ -7,8 +7,9 @@ import numpy as np
 import torch
 from mujoco.batch import MODEL_FIELDS, Batch
 
-from embodied.envs.mujoco.randomization.terms import Target, free_bodies
-from embodied.envs.mujoco.scene import Shape, add_object
+from embodied.envs.mujoco.config import Shape
+from embodied.envs.mujoco.randomization.randomizer import Target, free_bodies
+from embodied.envs.mujoco.scene import add_object
 
 # by field: power of the factor; geoms' frames, bounds and bounding volumes grow with the size
 _POWERS = {"geom_size": 1, "geom_pos": 1, "geom_rbound": 1, "geom_aabb": 1, "bvh_aabb": 1, "body_ipos": 1,

@@ -14,9 +14,29 @@ from torch import Tensor
 
 from embodied.core.errors import UserError, unknown_name
 from embodied.envs.episodes.seeding import EpisodeRng
-from embodied.envs.mujoco.randomization.terms import OBJECT_OF_PREFIX, RandomizationTerm, Target, members
+from embodied.envs.mujoco.randomization.terms import OBJECT_OF_PREFIX, RandomizationTerm
+from embodied.envs.mujoco.robots.base import FINGERS
 
 _DEPENDENT_FIELDS = {"body_mass": "body_inertia", "actuator_gainprm": "actuator_biasprm"}
+
+
+class Target:
+    """Destination of the numbers of a term."""
+
+    size: int
+    """Entries that can have numbers of their own."""
+    pushes = False
+    """Whether it changes velocities. Then nothing is written when an episode begins, and each number is followed by one
+    for the direction, in [0, 1)."""
+    derives = False
+    """Whether the engine derives constants from it, which are stale after ``write``."""
+
+    def write(self, ids: np.ndarray, value_nE: np.ndarray) -> None:
+        """Write numbers [n, size] of envs ``ids`` [n]."""
+        raise NotImplementedError
+
+    def start(self, ids: np.ndarray) -> None:
+        """Begin episodes in envs ``ids`` [n], whose state is current."""
 
 
 class Fields:
@@ -169,3 +189,26 @@ def _rows(model: mujoco.MjModel, term: RandomizationTerm) -> tuple[np.ndarray, n
         rows = np.flatnonzero(np.isin(model.dof_jntid, index))
         return rows, np.searchsorted(np.sort(index), model.dof_jntid[rows])
     return index, np.arange(len(index))
+
+
+def members(model: mujoco.MjModel, kind: str) -> dict[str, list[int]]:
+    """Return the ids of the members of ``arm``, ``fingers`` and ``objects`` among a kind (geom, body, actuator, joint).
+
+    The arm's joints are those between the base and the tool centre point; objects are bodies that can move freely.
+    """
+    arm, body = [], int(model.site_bodyid[model.site("tcp").id])
+    while body:
+        arm += [body] if model.body_jntnum[body] else []
+        body = int(model.body_parentid[body])
+    bodies = {"arm": arm[::-1], "fingers": [model.body(name).id for name in FINGERS], "objects": free_bodies(model)}
+    if kind == "body":
+        return bodies
+    body_of = {"joint": model.jnt_bodyid, "geom": model.geom_bodyid}
+    on_joint = model.actuator_trntype == mujoco.mjtTrn.mjTRN_JOINT
+    body_of["actuator"] = np.where(on_joint, model.jnt_bodyid[model.actuator_trnid[:, 0] * on_joint], -1)
+    return {name: np.flatnonzero(np.isin(body_of[kind], ids)).tolist() for name, ids in bodies.items()}
+
+
+def free_bodies(model: mujoco.MjModel) -> list[int]:
+    """Return the ids of the bodies that can move freely."""
+    return [int(body) for body in model.jnt_bodyid[model.jnt_type == mujoco.mjtJoint.mjJNT_FREE]]

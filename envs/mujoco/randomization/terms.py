@@ -10,36 +10,14 @@ gaussian) and ``operation`` (scale, add, abs). Every draw is a function of the e
 """
 
 from dataclasses import dataclass
+from functools import cache
 from typing import Annotated, Literal
 
-import mujoco
 import numpy as np
-from mujoco.batch import MODEL_FIELDS
 
 from embodied.core.errors import UserError
 from embodied.core.options import Positive, config_dataclass, one_of
 from embodied.envs.episodes.seeding import EpisodeRng
-from embodied.envs.mujoco.robots.base import FINGERS
-
-
-class Target:
-    """Destination of the numbers of a term."""
-
-    size: int
-    """Entries that can have numbers of their own."""
-    pushes = False
-    """Whether it changes velocities. Then nothing is written when an episode begins, and each number is followed by one
-    for the direction, in [0, 1)."""
-    derives = False
-    """Whether the engine derives constants from it, which are stale after ``write``."""
-
-    def write(self, ids: np.ndarray, value_nE: np.ndarray) -> None:
-        """Write numbers [n, size] of envs ``ids`` [n]."""
-        raise NotImplementedError
-
-    def start(self, ids: np.ndarray) -> None:
-        """Begin episodes in envs ``ids`` [n], whose state is current."""
-
 
 OBJECT_OF_PREFIX = {"geom": "geom", "body": "body", "actuator": "actuator", "dof": "joint", "jnt": "joint"}
 """Kind of the objects that a model field belongs to, by the prefix of its name."""
@@ -74,7 +52,13 @@ QUANTITIES = {
 }
 """Quantities by their name in ``RandomizationTerm.field``."""
 
-_MODEL_FIELDS = sorted(name for name in MODEL_FIELDS if name.split("_")[0] in OBJECT_OF_PREFIX)
+
+@cache
+def fields() -> list[str]:
+    """Return the quantities and the fields of the model that can be randomised. Imports MuJoCo."""
+    from mujoco.batch import MODEL_FIELDS
+
+    return [*QUANTITIES, *(name for name in MODEL_FIELDS if name.split("_")[0] in OBJECT_OF_PREFIX)]
 
 
 @config_dataclass
@@ -86,7 +70,7 @@ class RandomizationTerm:
     model's own value of the named entries.
     """
 
-    field: Annotated[str, one_of([*QUANTITIES, *_MODEL_FIELDS])]
+    field: Annotated[str, one_of(fields)]
     """MjModel field that ``Batch.expand`` supports, such as geom_friction, body_mass, actuator_gainprm; or one of
     ``QUANTITIES``."""
     range: tuple[float, float]
@@ -147,26 +131,3 @@ class RandomizationTerm:
         if self.distribution == "log_uniform":
             return np.asarray(np.exp(np.log(low) + (np.log(high) - np.log(low)) * u))
         return np.asarray(low + (high - low) * u)
-
-
-def members(model: mujoco.MjModel, kind: str) -> dict[str, list[int]]:
-    """Return the ids of the members of ``arm``, ``fingers`` and ``objects`` among a kind (geom, body, actuator, joint).
-
-    The arm's joints are those between the base and the tool centre point; objects are bodies that can move freely.
-    """
-    arm, body = [], int(model.site_bodyid[model.site("tcp").id])
-    while body:
-        arm += [body] if model.body_jntnum[body] else []
-        body = int(model.body_parentid[body])
-    bodies = {"arm": arm[::-1], "fingers": [model.body(name).id for name in FINGERS], "objects": free_bodies(model)}
-    if kind == "body":
-        return bodies
-    body_of = {"joint": model.jnt_bodyid, "geom": model.geom_bodyid}
-    on_joint = model.actuator_trntype == mujoco.mjtTrn.mjTRN_JOINT
-    body_of["actuator"] = np.where(on_joint, model.jnt_bodyid[model.actuator_trnid[:, 0] * on_joint], -1)
-    return {name: np.flatnonzero(np.isin(body_of[kind], ids)).tolist() for name, ids in bodies.items()}
-
-
-def free_bodies(model: mujoco.MjModel) -> list[int]:
-    """Return the ids of the bodies that can move freely."""
-    return [int(body) for body in model.jnt_bodyid[model.jnt_type == mujoco.mjtJoint.mjJNT_FREE]]

@@ -1,6 +1,5 @@
-"""Robots, one a file. Importing this fills the registry."""
+"""Robots, one a file."""
 
-from embodied.envs.mujoco.robots import panda
-from embodied.envs.mujoco.robots.base import ROBOTS
+from embodied.envs.mujoco.robots.config import ROBOTS
 
-__all__ = ["ROBOTS", "panda"]
+__all__ = ["ROBOTS"]

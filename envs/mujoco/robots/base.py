@@ -22,9 +22,9 @@ from mujoco.batch import Batch
 from torch import Tensor
 
 import embodied
-from embodied.core.registry import Registry
 from embodied.core.spec import ArmSpec, Box, Term
 from embodied.envs.episodes.seeding import EpisodeRng
+from embodied.envs.mujoco.robots.config import ROBOTS as ROBOTS  # its place in version 0.1
 
 ASSETS = Path(embodied.__file__).parent / "assets"
 FINGERS = ("left_finger", "right_finger")
@@ -164,7 +164,3 @@ class Robot(Protocol):
 
     def attach_tensors(self, batch: Simulations) -> TensorArm:
         """Return the robot in simulations whose live arrays are tensors. ``sim=warp`` refuses a robot without it."""
-
-
-ROBOTS: Registry[Any] = Registry("robot")
-"""Classes of robots (``Robot``), built as ``build(control)``. ``import embodied.envs.mujoco.robots`` fills it."""

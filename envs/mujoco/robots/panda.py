@@ -2,11 +2,10 @@
 
 import numpy as np
 
-from embodied.envs.mujoco.robots.base import ASSETS, ROBOTS
-from embodied.envs.mujoco.robots.gripper_arm import ControlConfig, GripperArm
+from embodied.envs.mujoco.robots.base import ASSETS
+from embodied.envs.mujoco.robots.gripper_arm import GripperArm
 
 
-@ROBOTS.register("panda", config=ControlConfig)
 class Panda(GripperArm):
     """Seven hinges. At home the gripper points down and the tool centre point is at (0.615, 0, 0.17) m."""
 

@@ -14,11 +14,11 @@ import copy
 import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import field, replace
+from dataclasses import replace
 from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import mujoco
 import numpy as np
@@ -31,11 +31,11 @@ from embodied.core.contract import check_state
 from embodied.core.device import resolve_device
 from embodied.core.episodes import EpisodePlans, EpisodeSampler, Ints
 from embodied.core.errors import UserError, one_line
-from embodied.core.options import DeviceName, PositiveInt, config_dataclass
 from embodied.core.spec import CameraSpec
 from embodied.core.types import Obs
 from embodied.envs.base.episodic import Advance, EpisodicEnv
 from embodied.envs.episodes.seeding import EpisodeRng
+from embodied.envs.mujoco.config import WarpConfig
 from embodied.envs.mujoco.pool import MAX_SPEED, StateDumps, pack_terms, spec_of, step_result
 from embodied.envs.mujoco.view import View
 from embodied.envs.mujoco.viewer import FRONT, Viewer
@@ -48,31 +48,6 @@ STATE = ("time", "qpos", "qvel", "act", "ctrl", "mocap_pos", "mocap_quat", "qacc
 _TURN = threading.Lock()
 """Held by the thread that uses Warp: its recorder belongs to the process, and a replay crashes while another thread
 records."""
-
-
-@config_dataclass
-class WarpConfig:
-    """Options of the simulator MuJoCo Warp."""
-
-    name: Literal["warp"] = "warp"
-    """Simulator."""
-    device: DeviceName = "auto"
-    """Device of the simulation; auto is that of the learner, ``device=``."""
-    max_contacts: PositiveInt = 64
-    """Contacts per env, on average over all envs, for which there is memory."""
-    max_constraints: PositiveInt = 192
-    """Rows of constraints per env for which there is memory; a contact has 3 to 6, a joint at its limit 1."""
-    randomization: dict[str, Any] = field(default_factory=dict)
-    """Must be empty: domain randomisation needs sim=mujoco."""
-    camera_randomization: dict[str, Any] = field(default_factory=dict)
-    """Must be empty: cameras need sim=mujoco."""
-    dump_dir: str = "nan_dumps"
-    """Directory where the NaN guard writes the states of diverged envs; relative to the run directory."""
-
-    def __post_init__(self) -> None:
-        for key in ("randomization", "camera_randomization"):
-            if getattr(self, key):
-                raise UserError(f"sim.{key}: sim=warp has no domain randomisation, allowed: none, or sim=mujoco")
 
 
 class WarpBatch:

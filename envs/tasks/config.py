@@ -1,0 +1,287 @@
+"""Options of the tasks, and of what several tasks share."""
+
+import string
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import asdict, field
+from functools import cached_property
+from itertools import product
+from pathlib import Path
+from typing import Annotated, Any
+
+import yaml
+from pydantic import Field
+
+import embodied
+from embodied.core.errors import UserError, unknown_name
+from embodied.core.options import Fraction, Positive, PositiveInt, config_dataclass, from_mapping
+from embodied.core.spec import TRAIN, Instruction
+from embodied.envs.mujoco.config import Shape
+from embodied.envs.mujoco.robots import ROBOTS
+
+CONFIG_FILE = Path(embodied.__file__).parent / "configs" / "task" / "tabletop.yaml"
+HELD_OUT = "held_out"
+PLACEHOLDERS = ("color", "shape", "tray")
+SLOTS = ("target", "distractor_1", "distractor_2")
+GRASP_M = 0.03  # greatest half width between fingers that open to 0.04 m on each side
+
+
+@config_dataclass
+class TaskConfig:
+    """Options that every task has."""
+
+    robot: str = "panda"
+    """Name of the robot."""
+    control: dict[str, Any] = field(default_factory=dict)
+    """The robot's options, which say how actions move it; for the Panda those of ``ControlConfig``."""
+    max_episode_steps: PositiveInt = 80
+    """Time limit, control steps."""
+    control_dt_s: float = 0.05
+    """Length of a control step, s."""
+    held_starts: Fraction = 0.0
+    """Share of the training episodes that start with the object already in the hand, anywhere over the table.
+
+    So the steps after the grasp are learned from the first minute. Evaluations have no such starts. A start-state
+    distribution wider than the task's helps exploration (Kakade and Langford 2002; reverse curriculum: Florensa et al.
+    2017).
+    """
+
+    def __post_init__(self) -> None:
+        control = from_mapping(ROBOTS[self.robot].config, self.control, "control")
+        object.__setattr__(self, "control", asdict(control))  # defaults included
+
+    def substeps(self, timestep_s: float) -> int:
+        """Return the number of physics steps in a control step; UserError unless it is whole."""
+        substeps = round(self.control_dt_s / timestep_s)
+        if substeps < 1 or abs(substeps * timestep_s - self.control_dt_s) > 1e-9:
+            allowed = f"multiples of the physics step, {timestep_s}"
+            raise UserError(f"control_dt_s: got {self.control_dt_s}, allowed: {allowed}")
+        return substeps
+
+
+@config_dataclass
+class ObjectTaskConfig(TaskConfig):
+    """Options of tasks with objects on the table."""
+
+    fail_out_of_reach: bool = False
+    """End an episode as a failure when an object has left the arm's workspace, instead of letting the time run out."""
+
+
+@config_dataclass
+class CubeConfig(ObjectTaskConfig):
+    """Options of tasks with a red cube. ``low`` and ``high`` are corners of an area (x, y) or of a box (x, y, z)."""
+
+    cube_half_m: float = 0.02
+    """Half the red cube's edge."""
+    cube_mass_kg: float = 0.064
+    """Mass of the red cube."""
+    cube_low_m: tuple[float, float] = (0.45, -0.15)
+    """Area of the table where the red cube starts."""
+    cube_high_m: tuple[float, float] = (0.65, 0.15)
+    """Opposite corner of that area."""
+
+
+@config_dataclass
+class GoalConfig(TaskConfig):
+    """Options of tasks with a goal. ``low`` and ``high`` are opposite corners of a box, or of an area of the table."""
+
+    goal_low_m: tuple[float, ...] = (0.45, -0.15, 0.12)
+    """Where the goal may be: x, y, z, or x, y on the table."""
+    goal_high_m: tuple[float, ...] = (0.65, 0.15, 0.3)
+    """Opposite corner."""
+    success_m: float = 0.03
+    """Greatest distance from the goal that counts as success."""
+
+
+@config_dataclass
+class PlacingConfig(ObjectTaskConfig):
+    """Options of tasks that place an object in a tray."""
+
+    held_starts: Fraction = 0.3
+    tray_half_m: float = 0.08
+    """Half width of the space between the walls."""
+    wall_m: float = 0.065
+    """Height of the walls."""
+    carry_m: float = 0.1
+    """Height of the object's centre at which it passes the wall with some clearance."""
+    rest_speed_m_s: float = 0.05
+    """Greatest speed of an object at rest."""
+
+
+@config_dataclass
+class ReachConfig(GoalConfig):
+    """Options of Reach."""
+
+    max_episode_steps: PositiveInt = 40
+    goal_low_m: tuple[float, float, float] = (0.35, -0.3, 0.08)
+    goal_high_m: tuple[float, float, float] = (0.65, 0.3, 0.4)
+    success_m: float = 0.025
+
+
+@config_dataclass
+class DetourConfig(GoalConfig):
+    """Options of Detour."""
+
+    max_episode_steps: PositiveInt = 40
+    keep_out_m: Positive = 0.04
+    """The tool centre point must stay this far from the post's axis, at any height."""
+    post_low_m: tuple[float, float] = (0.46, -0.01)
+    """Area of the table where the post may stand (x, y)."""
+    post_high_m: tuple[float, float] = (0.48, 0.01)
+    """Opposite corner of that area."""
+    goal_low_m: tuple[float, float, float] = (0.33, -0.03, 0.13)
+    goal_high_m: tuple[float, float, float] = (0.36, 0.03, 0.21)
+    success_m: float = 0.06
+
+
+@config_dataclass
+class PushConfig(GoalConfig, CubeConfig):
+    """Options of Push. The goal is a mark on the table; its distance is horizontal."""
+
+    max_episode_steps: PositiveInt = 64
+    cube_half_m: float = 0.025
+    cube_mass_kg: float = 0.1
+    cube_low_m: tuple[float, float] = (0.42, -0.12)
+    cube_high_m: tuple[float, float] = (0.52, 0.12)
+    goal_low_m: tuple[float, float] = (0.6, -0.12)
+    goal_high_m: tuple[float, float] = (0.7, 0.12)
+
+
+@config_dataclass
+class LiftConfig(GoalConfig, CubeConfig):
+    """Options of Lift."""
+
+    max_episode_steps: PositiveInt = 64
+    held_starts: Fraction = 0.3
+    goal_low_m: tuple[float, float, float] = (0.45, -0.15, 0.12)
+    goal_high_m: tuple[float, float, float] = (0.65, 0.15, 0.3)
+
+
+@config_dataclass
+class PickPlaceConfig(PlacingConfig, CubeConfig):
+    """Options of PickPlace. The areas of cube and tray do not overlap."""
+
+    cube_low_m: tuple[float, float] = (0.45, -0.2)
+    cube_high_m: tuple[float, float] = (0.65, 0.0)
+    tray_low_m: tuple[float, float] = (0.45, 0.14)
+    """Area of the table where the tray's centre starts."""
+    tray_high_m: tuple[float, float] = (0.65, 0.22)
+    """Opposite corner of that area."""
+
+
+@config_dataclass
+class StackConfig(CubeConfig):
+    """Options of Stack: ``cube`` is the red one, ``base`` the blue one below it. Their areas do not overlap."""
+
+    max_episode_steps: PositiveInt = 96
+    held_starts: Fraction = 0.3
+    base_half_m: float = 0.025
+    """Half the blue cube's edge."""
+    base_mass_kg: float = 0.15
+    """Mass of the blue cube."""
+    cube_low_m: tuple[float, float] = (0.45, -0.18)
+    cube_high_m: tuple[float, float] = (0.62, -0.04)
+    base_low_m: tuple[float, float] = (0.45, 0.04)
+    """Area of the table where the blue cube starts."""
+    base_high_m: tuple[float, float] = (0.62, 0.18)
+    """Opposite corner of that area."""
+
+
+@config_dataclass
+class Words:
+    """Vocabulary of a task. Every colour x shape x tray is a goal, and every template is a text for each goal.
+
+    UserError for unknown words, and for templates that give two instructions the same text.
+    """
+
+    shapes: Annotated[dict[str, Shape], Field(min_length=2)]
+    """Shapes by name."""
+    colors: Annotated[dict[str, tuple[Fraction, Fraction, Fraction]], Field(min_length=2)]
+    """Red, green and blue, 0 to 1, of the colours by name."""
+    trays: Annotated[dict[str, tuple[float, float]], Field(min_length=2)]
+    """x and y of the trays' centres, m, by name."""
+    templates: Annotated[tuple[str, ...], Field(min_length=1)]
+    """Texts with {color}, {shape} and {tray}."""
+    held_out: tuple[tuple[str, str, str], ...] = ()
+    """(colour, shape, tray) of the goals that are not trained on."""
+
+    def __post_init__(self) -> None:
+        for i, template in enumerate(self.templates):
+            try:
+                used = {name for _, name, _, _ in string.Formatter().parse(template) if name is not None}
+            except ValueError as error:
+                raise UserError(f"templates[{i}]: cannot read {template!r}: {error}") from error
+            for name in sorted(used - set(PLACEHOLDERS)):
+                raise unknown_name(f"placeholder in templates[{i}]", name, PLACEHOLDERS)
+            if missing := [f"{{{name}}}" for name in PLACEHOLDERS if name not in used]:
+                raise UserError(f"templates[{i}]: {template!r} lacks {', '.join(missing)}")
+        for text, count in Counter(instruction.text for instruction in self.instructions).items():
+            if count > 1:
+                raise UserError(f"templates: '{text}' is said twice; every text must be there once")
+        known = {"color": list(self.colors), "shape": list(self.shapes), "tray": list(self.trays)}
+        for i, goal in enumerate(self.held_out):
+            for kind, word in zip(PLACEHOLDERS, goal, strict=True):
+                if word not in known[kind]:
+                    raise unknown_name(f"{kind} in held_out[{i}]", word, known[kind])
+        if len(set(self.held_out)) < len(self.held_out):
+            raise UserError("held_out names a goal twice")
+        if len(self.held_out) == len(self.goals):
+            raise UserError("held_out names every goal: nothing is left to train on")
+
+    @cached_property
+    def goals(self) -> tuple[tuple[str, str, str], ...]:
+        """(colour, shape, tray) of every goal; instruction i has goal i // len(templates)."""
+        return tuple(product(self.colors, self.shapes, self.trays))
+
+    @cached_property
+    def instructions(self) -> tuple[Instruction, ...]:
+        """Instructions in the order of goals, and for each goal in the order of templates."""
+        return tuple(
+            Instruction(
+                template.format(color=color, shape=shape, tray=tray),
+                goal=f"{color} {shape} -> {tray} tray",
+                split=HELD_OUT if (color, shape, tray) in self.held_out else TRAIN,
+            )
+            for color, shape, tray in self.goals
+            for template in self.templates
+        )
+
+
+def default_words() -> Words:
+    """Return the words of configs/task/tabletop.yaml."""
+    data: Mapping[str, object] = yaml.safe_load(CONFIG_FILE.read_text(encoding="utf-8"))["words"]
+    return from_mapping(Words, data, "words")
+
+
+@config_dataclass
+class TabletopConfig(PlacingConfig):
+    """Options of Tabletop."""
+
+    words: Words = field(default_factory=default_words)
+    """Vocabulary of the instructions."""
+    object_mass_kg: float = 0.064
+    """Mass of every object."""
+    cells_x_m: tuple[float, ...] = (0.45, 0.6)
+    """x of the cells' centres; each object stands in a cell of its own."""
+    cells_y_m: tuple[float, ...] = (-0.11, 0.0, 0.11)
+    """y of the cells' centres."""
+    jitter_m: tuple[float, float] = (0.02, 0.01)
+    """Greatest distance (x, y) of an object from the centre of its cell.
+
+    It leaves room for an open finger between neighbouring objects and next to the trays.
+    """
+    yaw_rad: float = 0.5
+    """Greatest yaw of an object, small enough that fingers do not close on a cube's edges."""
+    tray_jitter_m: tuple[float, float] = (0.02, 0.01)
+    """Greatest distance (x, y) of a tray from its place."""
+    wall_m: float = 0.06
+    """Height of the walls: just below the hand when it reaches for the table, hard to drag an object over."""
+    fail_tipped: bool = False
+    """End an episode as a failure when a target that is taller than wide has been tipped over outside its tray."""
+
+    def __post_init__(self) -> None:
+        if len(self.cells_x_m) * len(self.cells_y_m) < len(SLOTS):
+            raise UserError(f"cells_x_m, cells_y_m: got too few cells, needed: {len(SLOTS)}, one per object")
+        for name, shape in self.words.shapes.items():
+            if (half_m := shape.half_width_m) > GRASP_M:
+                raise UserError(f"words.shapes.{name}: half as wide as {half_m} m, allowed: up to {GRASP_M}")
