@@ -52,10 +52,6 @@ class EpisodeRng:
             key_n = _mix(seed_n * _GOLDEN)
             return _mix(key_n + (self.turn_n.astype(np.uint64) - seed_n) * _GOLDEN)
 
-    def of_first_episodes(self) -> "EpisodeRng":
-        """Return the random numbers of episode 0 of the same env seeds, for values that all their episodes share."""
-        return EpisodeRng(self.seed_n, np.zeros_like(self.seed_n))
-
     def rows(self, index: np.ndarray) -> "EpisodeRng":
         """Return the random numbers of some of the episodes."""
         chosen = EpisodeRng.__new__(EpisodeRng)

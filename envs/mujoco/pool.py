@@ -31,7 +31,6 @@ from embodied.envs.episodes.seeding import EpisodeRng
 from embodied.envs.mujoco.config import SimConfig
 from embodied.envs.mujoco.randomization.non_model import NonModelRandomization, prepare
 from embodied.envs.mujoco.randomization.randomizer import Fields, Randomizer
-from embodied.envs.mujoco.robots.base import Robot
 from embodied.envs.mujoco.view import View
 from embodied.envs.mujoco.viewer import FRONT, Viewer, quick_viewer
 from embodied.envs.rendering.cameras import Camera
@@ -93,8 +92,8 @@ class MujocoPool(EpisodicEnv):
         if self.non_model.sizes is not None:
             self.view.sizes = self.non_model.sizes.by_name
         self.rig = None
-        if cameras:
-            self.rig = CameraRig(self.batch, spec, coarse_of(task.robot), cameras, sim.camera_randomization)
+        if cameras and task.robot.coarse is not None:
+            self.rig = CameraRig(self.batch, spec, task.robot.coarse, cameras, sim.camera_randomization)
         self.observe_images = True  # if False, nothing is rendered, and observations have no images
         self.observe_segmentation = False  # if True, also ``segmentation.<camera>``, ids of ``rig.model``'s geoms
         self._model_seed_N = np.full(num_envs, -1, dtype=np.int64)  # env seed that each model was randomised with
@@ -201,17 +200,10 @@ class MujocoPool(EpisodicEnv):
         return render
 
 
-def coarse_of(robot: Robot) -> Path:
-    """Return the MJCF of the geoms that policies' cameras show of a robot; UserError if it has none."""
-    if robot.coarse is None:
-        raise UserError(f"cameras: the robot {robot.name} has no geoms for cameras to show (Robot.coarse)")
-    return robot.coarse
-
-
 def spec_of(task: Task, cameras: Sequence[Camera] = ()) -> EnvSpec:
-    """Return the spec of a pool of the task with these cameras."""
-    if cameras:
-        coarse_of(task.robot)
+    """Return the spec of a pool of the task with these cameras. UserError for a robot that cameras cannot show."""
+    if cameras and task.robot.coarse is None:
+        raise UserError(f"cameras: the robot {task.robot.name} has no geoms for cameras to show (Robot.coarse)")
     return task_spec(task, [CameraSpec(camera.name, camera.height, camera.width) for camera in cameras])
 
 

@@ -183,13 +183,10 @@ class ArraySpec(NamedTuple):
 class Spec:
     """``spec`` of environments with EnvPool's API. UserError for several choices."""
 
-    reward_threshold = None
-
     def __init__(self, spec: EnvSpec, config: dict[str, Any]) -> None:
         self.config: Any = namedtuple("Config", [*config])(**config)
         space: Any = form_of(spec).space
-        self.observation_space = self.gymnasium_observation_space = space
-        self.action_space = self.gymnasium_action_space = action_space(spec)
+        self.observation_space, self.action_space = space, action_space(spec)
         images = {f"obs:images.{camera.name}": space["images"][camera.name] for camera in spec.cameras}
         boxes = {"obs:state": space["state"], **images} if images else {"obs": space}
         ids, flags = ArraySpec(np.int32, [], -(2**31), 2**31 - 1), ArraySpec(np.bool_, [], False, True)

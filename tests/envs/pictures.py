@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from embodied.envs import MujocoPool
-from embodied.envs.mujoco.pool import coarse_of
 from embodied.envs.rendering.cameras import Camera
 from embodied.envs.rendering.vision import CAMERAS, CameraRig
 from tests.envs.helpers import actions, pool
@@ -21,7 +20,7 @@ EVERYTHING = {"depth": True, "segmentation": True}
 
 
 def rig_of(env: MujocoPool, *cameras: Camera, **options: Any) -> CameraRig:
-    rig = CameraRig(env.batch, env.task.scene(), coarse_of(env.task.robot), cameras or (FRONT, WRIST), **options)
+    rig = CameraRig(env.batch, env.task.scene(), env.task.robot.coarse, cameras or (FRONT, WRIST), **options)
     env.batch.forward()  # outputs that are bound now are filled by the next call
     return rig
 

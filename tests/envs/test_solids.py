@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from mujoco.batch import Batch
 
-from embodied.envs.mujoco.pool import coarse_of
 from embodied.envs.mujoco.scene import on_table
 from embodied.envs.rendering.appearance import Twin
 from embodied.envs.rendering.cameras import render
@@ -97,7 +96,7 @@ def test_a_mesh_is_seen_too() -> None:
     batch = Batch(spec.compile(), 3, 2)
     batch.bind("qpos")[:, -4] += [0.0, 0.05, 0.3]  # height of the second one
     camera = replace(FRONT, width=48, height=48)
-    rig = CameraRig(batch, spec, coarse_of(PANDA), [camera])
+    rig = CameraRig(batch, spec, PANDA.coarse, [camera])
     batch.forward()
     seen = rig.render(**EVERYTHING)
     twin = Twin(batch, rig.model, np.arange(3), 1)

@@ -72,26 +72,13 @@ def find(id: str) -> tuple[Registration, str | None]:
     """
     module, _, name = id.rpartition(":")
     package = next((p for p, ids in PACKAGES.items() if module == p or (not module and name.startswith(ids))), "")
-    if package and name not in gymnasium.registry:
-        if find_spec(package) is None:
-            install = f"pip install {package.replace('_', '-')}"
-            raise UserError(f"task gym/{id} needs a package that is not installed: {install}")
-        module = package
-    if module:
-        _import(module, id)
-    registration = gymnasium.registry.get(name)
-    if registration is None:
-        near = nearest(name, gymnasium.registry)
-        hint = f" Did you mean '{near}'?" if near else ""
-        where = f"after the import of '{module}'" if module else "in gymnasium; one of a package is gym/<module>:<id>"
-        raise UserError(f"unknown environment '{name}' of the family gym.{hint} Not registered {where}")
-    return registration, module or package or None
-
-
-def _import(module: str, id: str) -> None:
-    """Import a module that registers environments. UserError if that fails."""
+    if package and name not in gymnasium.registry and find_spec(package) is None:
+        install = f"pip install {package.replace('_', '-')}"
+        raise UserError(f"task gym/{id} needs a package that is not installed: {install}")
+    module = module or package
     try:
-        import_module(module)
+        if module:
+            import_module(module)
     except ModuleNotFoundError as error:
         missing = error.name or module
         package, _, rest = missing.partition(".")
@@ -103,6 +90,13 @@ def _import(module: str, id: str) -> None:
         raise UserError(f"task gym/{id}: {needs}") from error
     except Exception as error:  # a module of others may raise anything
         raise UserError(f"task gym/{id}: importing '{module}' failed: {describe_error(error)}") from error
+    registration = gymnasium.registry.get(name)
+    if registration is None:
+        near = nearest(name, gymnasium.registry)
+        hint = f" Did you mean '{near}'?" if near else ""
+        where = f"after the import of '{module}'" if module else "in gymnasium; one of a package is gym/<module>:<id>"
+        raise UserError(f"unknown environment '{name}' of the family gym.{hint} Not registered {where}")
+    return registration, module or None
 
 
 def probe(id: str, kwargs: dict[str, Any], success_key: str | None, max_episode_steps: int | None = None) -> Probe:

@@ -111,11 +111,11 @@ class Randomizer:
 
         first: bool [n], whether terms of mode ``startup`` are drawn too; they depend on the env seed alone.
         """
-        stale = np.zeros(len(ids), bool)
+        stale, of_first = np.zeros(len(ids), bool), EpisodeRng(rng.seed_n, np.zeros_like(rng.seed_n))
         for name, term in self.terms.items():
             chosen = first if term.mode == "startup" else np.ones(len(ids), bool)
             if chosen.any() and not self.targets[name].pushes:
-                source = rng.of_first_episodes() if term.mode == "startup" else rng
+                source = of_first if term.mode == "startup" else rng
                 value_nE = self._draw(name, source, np.zeros(len(ids), np.int64))
                 self.targets[name].write(ids[chosen], value_nE[chosen])
                 stale |= chosen & self.targets[name].derives

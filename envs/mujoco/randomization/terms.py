@@ -9,7 +9,6 @@ The options are named as in Isaac Lab's and mjlab's event terms: ``mode``, ``dis
 gaussian) and ``operation`` (scale, add, abs). Every draw is a function of the episode's plan and the control step.
 """
 
-from dataclasses import dataclass
 from functools import cache
 from typing import Annotated, Literal
 
@@ -23,34 +22,22 @@ OBJECT_OF_PREFIX = {"geom": "geom", "body": "body", "actuator": "actuator", "dof
 """Kind of the objects that a model field belongs to, by the prefix of its name."""
 
 
-@dataclass(frozen=True)
-class Quantity:
-    """A quantity of the robot or its perception that is not a field of the model."""
-
-    meaning: str
-    """What it is, with its unit."""
-    low: float | None = 0.0
-    """Smallest allowed value; None: none."""
-    pushes: bool = False
-    """Whether it is a push, which happens at intervals only."""
-
-
-QUANTITIES = {
-    "action_delay": Quantity("time from a command to its effect, s; rounded to steps of the physics"),
-    "joint_friction": Quantity("dry friction of the arm's joints, N m, or N of a slide"),
-    "backlash": Quantity("play between motor and joint, rad: a joint follows once its motor is half of it ahead"),
-    "encoder_offset": Quantity("constant error of the joints' encoders, rad", None),
-    "joint_noise": Quantity("standard deviation of measured joint positions, rad"),
-    "velocity_noise": Quantity("standard deviation of measured joint velocities, rad/s"),
-    "joint_delay": Quantity("age of the joints' and the fingers' measurements, s"),
-    "object_noise": Quantity("standard deviation of positions from perception, m"),
-    "object_offset": Quantity("constant error of positions from perception along each axis, m", None),
-    "object_delay": Quantity("age of what comes from perception, s"),
-    "object_size": Quantity("factor of the size of every object, whose mass does not change", 0.5),
-    "object_push": Quantity("horizontal velocity that an object gains in a random direction, m/s", pushes=True),
-    "arm_push": Quantity("velocity that each joint of the arm gains, either way, rad/s", pushes=True),
+QUANTITIES: dict[str, float | None] = {
+    "action_delay": 0.0,  # time from a command to its effect, s; rounded to steps of the physics
+    "joint_friction": 0.0,  # dry friction of the arm's joints, N m, or N of a slide
+    "backlash": 0.0,  # play between motor and joint, rad: a joint follows once its motor is half of it ahead
+    "encoder_offset": None,  # constant error of the joints' encoders, rad
+    "joint_noise": 0.0,  # standard deviation of measured joint positions, rad
+    "velocity_noise": 0.0,  # standard deviation of measured joint velocities, rad/s
+    "joint_delay": 0.0,  # age of the joints' and the fingers' measurements, s
+    "object_noise": 0.0,  # standard deviation of positions from perception, m
+    "object_offset": None,  # constant error of positions from perception along each axis, m
+    "object_delay": 0.0,  # age of what comes from perception, s
+    "object_size": 0.5,  # factor of the size of every object, whose mass does not change
+    "object_push": 0.0,  # horizontal velocity that an object gains in a random direction, m/s; at intervals only
+    "arm_push": 0.0,  # velocity that each joint of the arm gains, either way, rad/s; at intervals only
 }
-"""Quantities by their name in ``RandomizationTerm.field``."""
+"""Smallest allowed value (None: none) of each quantity of the robot or its perception that is no field of the model."""
 
 
 @cache
@@ -108,16 +95,16 @@ class RandomizationTerm:
             if not self.names:
                 raise UserError(f"names: got none, needed: those that {self.field} varies for")
             return
-        quantity = QUANTITIES[self.field]
         if self.names or self.column is not None or self.operation != "scale":
             given = "names" if self.names else "column" if self.column is not None else "operation"
             raise UserError(f"{given}: {self.field} has no {given}, allowed: only with a field of MjModel")
-        if quantity.pushes and self.mode != "interval":
+        if self.field in ("object_push", "arm_push") and self.mode != "interval":
             raise UserError(f"mode: got {self.mode}, {self.field} happens with mode=interval alone")
         if self.field == "object_size" and self.mode == "interval":
             raise UserError("mode: got interval, allowed for object_size: startup, reset")
-        if quantity.low is not None and (self.distribution == "gaussian" or self.range[0] < quantity.low):
-            allowed = f"uniform or log_uniform, at least {quantity.low:g}"
+        least = QUANTITIES[self.field]
+        if least is not None and (self.distribution == "gaussian" or low < least):
+            allowed = f"uniform or log_uniform, at least {least:g}"
             raise UserError(f"range: got {list(self.range)} ({self.distribution}), allowed for {self.field}: {allowed}")
 
     def draw(self, rng: EpisodeRng, stream: str, size: int = 1, number_n: np.ndarray | None = None) -> np.ndarray:

@@ -75,11 +75,8 @@ class GripperDescription:
                 ActionTerm(f"djoint{i + 1}", f"joint {i + 1} from its present angle", config.delta_rad, unit="rad")
                 for i in range(self.num_joints)
             ]
-        open_m, closed_m, meaning = (
-            self.finger_open_m,
-            self.finger_closed_m,
-            "target of each finger, 1 open and -1 closed",
-        )
+        open_m, closed_m = self.finger_open_m, self.finger_closed_m
+        meaning = "target of each finger, 1 open and -1 closed"
         return Box((*move, ActionTerm("gripper", meaning, (open_m - closed_m) / 2, (open_m + closed_m) / 2, "m")))
 
     @property
