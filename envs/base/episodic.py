@@ -199,10 +199,7 @@ class EpisodicEnv(VecEnv):
         self.start(ids, plans)
 
     def _count(self, chunks: Chunks, result: Advance, stepped_N: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """Count a control step of the envs ``stepped_N`` (None: all), in their chunks and episodes.
-
-        Return the rewards, 0 where the env was not stepped, and whose episodes end here, bool [N]; None: nobody's.
-        """
+        """Count a control step of envs ``stepped_N`` (None: all); return rewards and ends (None: no end)."""
         if result.outcomes.keys() != self._once.keys():
             raise ValueError(f"advance: got outcomes {[*result.outcomes]}, the spec has {[*self._once]}")
         counted_N, broken_N = stepped_N, None

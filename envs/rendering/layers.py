@@ -135,13 +135,10 @@ class Layer:
         )
 
     def _pack_inputs(self, target: RenderTarget, center_3ng: Array32, axes_33ng: Array32) -> Array32:
-        """Return 27 numbers for every (geom, image) pair, [27, g * n]: ``_draw_kind`` names them.
-
-        Vectors are in the geom's frame, in the world's frame for a geom that MuJoCo casts rays at.
-        """
+        """Return 27 numbers (see ``_draw_kind``) of every (geom, image) pair in the geom's frame, [27, g * n]."""
         n, g = center_3ng.shape[1:]
         if self._ray_cast:
-            axes_33ng = axes_33ng.copy()
+            axes_33ng = axes_33ng.copy()  # MuJoCo casts rays in the world's frame
             axes_33ng[..., list(self._ray_cast)] = target.rotation_n33.transpose(2, 1, 0)[..., None]
         scenery, sims = self.scenery, target.sims
         sun_3n = (target.rotation_n33 * scenery.sun_N3[sims][..., None]).sum(1).T
@@ -249,10 +246,7 @@ def _tile_rays(grid: Grid, tile_m: Ids, camera_axes_33m: Array32, step_m: Array3
 
 
 def _keep_nearest(depth_p: Array32, place_m: Ids, new_m: Array32) -> Ids:
-    """Lower ``depth`` at each place to the least new value; return the indices of the new values that are there now.
-
-    Equal values are all returned, in order.
-    """
+    """Lower ``depth`` at each place to the least new value; return the indices of all new values equal to it."""
     nearer = np.flatnonzero(new_m < depth_p.take(place_m))
     new, place = new_m.take(nearer), place_m.take(nearer)
     rest = np.arange(len(nearer))

@@ -140,10 +140,7 @@ class _Backdrop(NamedTuple):
 
 
 class _Painter:
-    """One thread's share: render simulations ``sims`` (consecutive) of ``batch``. spec, model: the twin's.
-
-    The ground comes first, then opaque geoms that do not move, opaque geoms that move, and translucent geoms.
-    """
+    """One thread's share: render simulations ``sims`` (consecutive) of ``batch``. spec, model: the twin's."""
 
     def __init__(self, batch: Batch, spec: mujoco.MjSpec, model: mujoco.MjModel, sims: Ids, scenery: Scenery) -> None:
         self.sims, self.scenery = sims, scenery
@@ -212,10 +209,7 @@ class _Painter:
 
 
 class _Ground:
-    """Table top, tiled floor that fades into the horizon, and sky, drawn without testing rays against geoms.
-
-    The planes are the geoms ``table_top`` and ``floor`` of the model, both horizontal. The light is that of ``shade``.
-    """
+    """Table top and tiled floor (two horizontal planes) and sky, drawn without testing rays against geoms."""
 
     def __init__(self, model: mujoco.MjModel) -> None:
         self.table, self.floor = model.geom("table_top").id, model.geom("floor").id

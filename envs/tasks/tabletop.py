@@ -110,10 +110,7 @@ class Tabletop(Placing):
         return tipped if lost is None else lost | tipped
 
     def _upright(self) -> Tensor:
-        """Return the cosine of the target's tilt, 1 upright or upside down, [N]; 1 for what cannot be tipped over.
-
-        These are targets in their tray, and those that are not taller than wide.
-        """
+        """Return the cosine of the target's tilt, [N]; 1 in its tray, and for targets that are not taller than wide."""
         x, y = self.view.body_qpos("target")[:, 4:6].unbind(-1)
         safe = self._inside() | (self.half_height_m <= self.half_width_m)
         return torch.where(safe, 1.0, (1 - 2 * (x.square() + y.square())).abs())

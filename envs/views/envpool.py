@@ -1,11 +1,5 @@
 """Our environments with EnvPool's API for gymnasium: numpy arrays, ``send`` and ``recv``, NEXT_STEP autoreset.
 
-    envs = embodied.envs.views.envpool.make("lift", num_envs=64, batch_size=32)
-    envs.async_reset()
-    while True:
-        obs, reward, terminated, truncated, info = envs.recv()       of the 32 envs info["env_id"]
-        envs.send(policy(obs), info["env_id"])
-
 ``batch_size`` envs are a batch of simulations with a thread of its own: one is simulated while the policy acts on
 another. With ``batch_size=num_envs``, the default, ``reset`` and ``step`` work too. As in EnvPool, the step after the
 last one of an episode ignores its action and returns the first observation of the next episode, with reward 0 and

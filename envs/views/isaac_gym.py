@@ -1,9 +1,5 @@
 """Our environments with the API of Isaac Gym's tasks (``VecTask`` of IsaacGymEnvs): torch buffers.
 
-    env = embodied.envs.views.isaac_gym.make("lift", num_envs=64)
-    obs_dict = env.reset()                                          {"obs": [N, S], "states": [N, S + P]}
-    obs_dict, rew_buf, reset_buf, extras = env.step(actions)        extras["time_outs"]: which ends are truncations
-
 An env whose ``reset_buf`` is 1 has begun its next episode: its row of ``obs_buf`` is the first observation of that one
 and its ``progress_buf`` is 0. Isaac Gym itself resets at the next step. The last observations are in ``extras``.
 """

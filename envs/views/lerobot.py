@@ -1,8 +1,5 @@
 """Our environments as LeRobot evaluates policies in them: a gymnasium vector env with LeRobot's keys and attributes.
 
-    env = embodied.envs.views.lerobot.make("tabletop", num_envs=10, cameras=["front", "wrist"])
-    lerobot.scripts.lerobot_eval.eval_policy(env, policy, ..., n_episodes=50)
-
     observation   {"agent_pos": state [N, S], "pixels": {"front": uint8 [N, h, w, 3], ...}}
     infos         "is_success" [N]; if episodes ended, "final_info" {"is_success": ...} and "final_obs"
     attributes    call("task_description"): the instructions in words; call("task"); call("_max_episode_steps")

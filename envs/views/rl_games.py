@@ -1,13 +1,8 @@
-"""Our environments as an ``IVecEnv`` of rl_games, with torch tensors.
+"""Our environments as an ``IVecEnv`` of rl_games, with torch tensors; ``register`` makes them known to it.
 
-    from embodied.envs.views import rl_games
-    rl_games.register()                                     once, before the Runner
-
-    config: {env_name: embodied, num_actors: 64, env_config: {task: lift, ...}, ...}       in the Runner's configuration
-
-``env_config`` takes the options of ``embodied.envs.views.stepper.open_task``; rl_games adds ``seed``. Set
-``value_bootstrap: True``, so that truncated episodes are bootstrapped. A central value network gets the privileged
-observations.
+A Runner's configuration has ``env_name: embodied`` and ``env_config``, the options of ``stepper.open_task``; rl_games
+adds ``seed``. Set ``value_bootstrap: True``, so that truncated episodes are bootstrapped. A central value network gets
+the privileged observations. docs/use_with.md has an example.
 """
 
 from typing import Any

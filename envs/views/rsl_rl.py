@@ -1,10 +1,6 @@
 """Our environments as a ``VecEnv`` of rsl_rl (rsl-rl-lib 5), with observations in a TensorDict.
 
-    env = embodied.envs.views.rsl_rl.make("lift", num_envs=64)
-    runner = rsl_rl.runners.OnPolicyRunner(env, train_cfg, log_dir=None, device="cpu")
-
-Observation groups, for ``obs_groups`` of the runner's configuration, such as
-``{"actor": ["policy"], "critic": ["policy", "privileged"]}`` for an asymmetric critic:
+Observation groups, for ``obs_groups`` of the runner's configuration (docs/use_with.md has an example):
 
     policy        state vector, float32 [N, S]
     privileged    what only a critic may see, float32 [N, P], if the task has it

@@ -1,7 +1,4 @@
-"""Our environments as a ``VecEnv`` of stable-baselines3, in one batch of simulations.
-
-    env = embodied.envs.views.sb3.make("lift", num_envs=64)
-    stable_baselines3.PPO("MlpPolicy", env).learn(1_000_000)
+"""Our environments as a ``VecEnv`` of stable-baselines3, in one batch of simulations (example: docs/use_with.md).
 
 An observation is the state vector. With ``cameras=["front"]`` it is a dictionary for ``MultiInputPolicy``: ``state``,
 ``images_front`` and ``instruction`` (stable-baselines3 allows no dot in a key).

@@ -1,13 +1,9 @@
 """The family ``envpool``: environments of EnvPool (Weng et al. 2022), ``task=envpool/<id>``.
 
-    step   actions of the rows in play ─► send(action, env_id) ─► recv ─► rewards, ends, success, float32 observations
-    reset  rows whose episodes ended   ─► reset(env_id), at once: EnvPool by itself would reset one step later and
-                                          ignore that step's action
-
-Seeds. EnvPool seeds an env when it is built, and never again. Episode k of env seed s is here the k-th initial state of
-an env that was built with a seed made of s: training envs go through their episodes by resets, and envs with another
-plan, as in evaluations, are built anew and reset k times. Environments that also draw random numbers during an episode
-reproduce their first episode, which evaluations use; later ones depend on how long those before them lasted.
+Rows whose episodes ended are reset at once: EnvPool by itself would reset one step later and ignore that step's action.
+EnvPool seeds an env when it is built, and never again. So episode k of env seed s is the k-th initial state of an env
+that was built with a seed made of s: training envs go through their episodes by resets, and envs with another plan, as
+in evaluations, are built anew and reset k times. docs/simulators.md says what repeats.
 """
 
 import functools

@@ -134,10 +134,7 @@ def _probe(id: str, kwargs: str, success_key: str | None, max_episode_steps: int
 
 
 def _built(source: Source) -> tuple[gymnasium.Env[Any, Any], bool]:
-    """Build an environment; return it, and whether it is that of its own vector environment.
-
-    That one is taken if it can be built, leaves resets to us and has the spaces of the single environment.
-    """
+    """Build an environment: its own vector environment if that fits and leaves resets to us (True), or a single one."""
     registration = source.registration
     single = None if registration.entry_point is None else source.build(render=False)
     if single is not None and registration.vector_entry_point is None:
@@ -168,10 +165,7 @@ def _built(source: Source) -> tuple[gymnasium.Env[Any, Any], bool]:
 
 @staying()
 def _first_steps(env: gymnasium.Env[Any, Any], leaves: Sequence[Leaf]) -> tuple[list[Mapping[str, Any]], float, bool]:
-    """Make a reset and ``PROBE_STEPS`` random steps. WrongResult for what cannot be used.
-
-    Return the infos, the duration of the fastest step (s), and whether a mask says which choices are allowed.
-    """
+    """Make some random steps; return infos, the duration of the fastest (s), and whether a mask forbids choices."""
     observation, info = reset_of(env.reset(seed=0))
     infos, step_s, has_mask = [info], math.inf, mask_of(env, info) is not None
     env.action_space.seed(0)

@@ -117,10 +117,7 @@ def _ids() -> tuple[str, ...]:
 
 @functools.cache
 def _describe(request: Request) -> Description:
-    """Return the description of an environment, from a child process: a bad Vulkan driver can crash it.
-
-    UserError if ManiSkill is not installed, finds no Vulkan device, or lacks the environment or an option.
-    """
+    """Describe an environment. UserError if ManiSkill is not installed, finds no Vulkan device, or lacks a name."""
     if find_spec("mani_skill") is None:
         raise UserError(f"the family maniskill needs ManiSkill, which is not installed: {INSTALL}")
     description: Description = _ask("describe", request)

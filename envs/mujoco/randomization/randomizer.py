@@ -165,10 +165,7 @@ class Randomizer:
 
 
 def _rows(model: mujoco.MjModel, term: RandomizationTerm) -> tuple[np.ndarray, np.ndarray]:
-    """Return the rows of the named objects along the field's first axis, and the index of each row's object.
-
-    A joint has a row for each of its degrees of freedom.
-    """
+    """Return the rows (degrees of freedom of joints) of the named objects in the field, and each row's object."""
     values = getattr(model, term.field)
     if not np.issubdtype(values.dtype, np.floating):
         raise UserError(f"randomization of {term.field}: it holds {values.dtype}, only real numbers can vary")

@@ -1,12 +1,7 @@
 """Terms of domain randomisation: which quantity varies, by how much, and when it is drawn.
 
-    mode      drawn                                                     from the random numbers of
-    startup   once for an env seed                                      its first episode
-    reset     when an episode begins                                    the episode
-    interval  like reset, and again at a random step of every interval  the episode; number of the interval
-
-The options are named as in Isaac Lab's and mjlab's event terms: ``mode``, ``distribution`` (uniform, log_uniform,
-gaussian) and ``operation`` (scale, add, abs). Every draw is a function of the episode's plan and the control step.
+The options are named as in Isaac Lab's and mjlab's event terms. Every draw is a function of the episode's plan and the
+control step.
 """
 
 from functools import cache
@@ -66,7 +61,7 @@ class RandomizationTerm:
     """Geoms, bodies, actuators or joints that the term of a model field applies to, or the groups ``arm``, ``fingers``
     and ``objects``; where a group has no member, the term does nothing."""
     mode: Literal["startup", "reset", "interval"] = "reset"
-    """When the number is drawn."""
+    """startup: once for an env seed. reset: when an episode begins. interval: and at a random step of every interval."""
     distribution: Literal["uniform", "log_uniform", "gaussian"] = "uniform"
     """How the number is drawn."""
     operation: Literal["scale", "add", "abs"] = "scale"

@@ -135,10 +135,9 @@ class AttachedArm(GripperState):
         return ToolPose(measured.tool_3N, measured.rotation_33N.reshape(9, -1), measured.jacobian_6JN)
 
     def _jacobian(self) -> np.ndarray:
-        """Return the geometric Jacobian of the tool centre point, [6, J, N]: translation rows above rotation rows.
+        """Return the Jacobian of the tool centre point, [6, J, N]; ``Batch.jac`` would run the kinematics again.
 
-        Column i is (axis_i x (point - anchor_i), axis_i) for a hinge and (axis_i, 0) for a slide. ``Batch.jac`` would
-        run the kinematics again.
+        Column i is (axis_i x (point - anchor_i), axis_i) for a hinge and (axis_i, 0) for a slide.
         """
         axis = self.xaxis[:, : self.num_joints].T.copy()
         lever = (self.site_xpos[:, None, self.tcp_site] - self.xanchor[:, : self.num_joints]).T.copy()

@@ -1,13 +1,11 @@
 """Our tasks on MuJoCo Warp (``sim=warp``), on a GPU or slowly on the CPU, with every tensor on one device.
 
-    WarpBatch        model and data on the device; its first use records two graphs of kernels, the halves of a step
-      forward()      replay FIRST: positions, contacts, sensors, velocities
-      step(n)        replay SECOND, FIRST n times: forces, constraints, integration, and the next state's first half
-    WarpPool         the task on these simulations, as in ``MujocoPool``
+    forward()   replay FIRST: positions, contacts, sensors, velocities
+    step(n)     replay SECOND, FIRST n times: forces, constraints, integration, and the next state's first half
 
-So all observed quantities are current after each step, as with the persistent batch of ``MujocoPool``. All envs are
-stepped together, including those that wait for their next episode, whose results are ignored. Only this file uses
-mujoco_warp, and it imports it when a batch is built.
+The halves of a step are graphs of kernels that the first use records. So all observed quantities are current after each
+step. All envs are stepped together, including those that wait for their next episode, whose results are ignored. Only
+this file uses mujoco_warp, and it imports it when a batch is built.
 """
 
 import copy
