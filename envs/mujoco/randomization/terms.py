@@ -61,7 +61,7 @@ class RandomizationTerm:
     """Geoms, bodies, actuators or joints that the term of a model field applies to, or the groups ``arm``, ``fingers``
     and ``objects``; where a group has no member, the term does nothing."""
     mode: Literal["startup", "reset", "interval"] = "reset"
-    """startup: once for an env seed. reset: when an episode begins. interval: and at a random step of every interval."""
+    """startup: once per env seed. reset: when an episode begins. interval: also at a random step of every interval."""
     distribution: Literal["uniform", "log_uniform", "gaussian"] = "uniform"
     """How the number is drawn."""
     operation: Literal["scale", "add", "abs"] = "scale"
