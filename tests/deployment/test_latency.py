@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from multiprocessing import Pipe
+from multiprocessing.connection import Connection
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,6 +17,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from embodied.core.process.child import Builder, ChildProcess
 from embodied.deployment.bundle.description import SIMULATION_FILE
 from embodied.deployment.bundle.format import read_bundle
 from embodied.deployment.bundle.runner import PolicyRunner
@@ -46,6 +48,13 @@ class Logging(SimulatedArm):
         self.commands.append((self.time_s, dict(targets)))
 
 
+class InThread(ChildProcess):
+    """A child process that is a thread here, at the other end of a connection."""
+
+    def __init__(self, connection: Connection) -> None:
+        self.name, self._connection, self._builder = "a thread", connection, Builder()
+
+
 @contextmanager
 def serving(lockstep: bool) -> Iterator[tuple[SimRobot, Logging]]:
     """Yield a robot whose process is a thread here, and its arm."""
@@ -54,13 +63,14 @@ def serving(lockstep: bool) -> Iterator[tuple[SimRobot, Logging]]:
         SimRobot(BUNDLE, simulation, lockstep=lockstep),
         Logging(RobotOptions("pick_place", simulation["task"])),
     )
-    robot._connection, theirs = Pipe()
+    ours, theirs = Pipe()
+    robot._process = InThread(ours)
     thread = threading.Thread(target=robot_process.serve, args=(arm, theirs, lockstep))
     thread.start()
     try:
         yield robot, arm
     finally:
-        robot._connection.close()
+        ours.close()
         thread.join()
         theirs.close()
         arm.pool.close()
