@@ -35,8 +35,8 @@ reported, with the first cause. Last line of stdout: {"bundle", "robot", "episod
 """
 
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -80,7 +80,7 @@ def run_episodes(options: DeployOptions, path: Path, bundle: Bundle) -> dict[str
     """Run the phases of a deployment, each whatever became of the one before; return the result."""
     safety = Safety(bundle.arm, Limits.of(bundle.arm, options.speed))
     with ExitStack() as parts:
-        planner = parts.enter_context(planner_of(options, path, bundle))
+        planner = planner_of(options, path, bundle, parts)
         print(notice(path, bundle, safety.limits), file=sys.stderr)
         site = parts.enter_context(site_of(options, path, bundle))
         inference = Inference(planner, site.clock, options.latency_ms / 1e3, options.lockstep, options.plan_timeout_s)
@@ -98,20 +98,17 @@ def run_episodes(options: DeployOptions, path: Path, bundle: Bundle) -> dict[str
     return run.outcome()
 
 
-@contextmanager
-def planner_of(options: DeployOptions, path: Path, bundle: Bundle) -> Iterator[Planner]:
-    """Yield the runner of the bundle, warmed up, or the client of a server with the same policy."""
+def planner_of(options: DeployOptions, path: Path, bundle: Bundle, opened: ExitStack) -> Planner:
+    """Return the runner of the bundle, warmed up, or the client of a server with the same policy."""
     if options.server is None:
         runner = PolicyRunner(path, options.num_threads)
         check_parity(runner, path)  # and the first inference takes longer than the others
-        yield runner
-        return
+        return runner
     require_packages(f"server={options.server}")
     from embodied.deployment.serving.client import RemotePlanner
 
     key = read_api_key(options.api_key_file)
-    with RemotePlanner(options.server, api_key=key, timeout_s=options.plan_timeout_s, bundle=bundle) as client:
-        yield client
+    return opened.enter_context(RemotePlanner(options.server, key, options.plan_timeout_s, bundle))
 
 
 def notice(path: Path, bundle: Bundle, limits: Limits) -> str:

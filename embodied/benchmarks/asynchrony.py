@@ -76,13 +76,10 @@ class Setup:
 
 TAIL = Setup(0.15, workers=32, sigma=1.0, decisions=6, update_s=0.09)
 INFERENCE = Setup(0.04, workers=4, groups=3, decisions=8, infer_s=0.03, update_s=0.48)
-TWO_GROUPS = Setup(0.04, workers=4, groups=2, infer_s=0.03, update_s=0.24)
 ROBOT = Setup(0.2, workers=4, sigma=0.1, envs=1, update_s=0.6)
 SCENARIOS: dict[str, tuple[Setup, dict[str, Mode], int, int]] = {
     "tail": (TAIL, {"sync": SYNC, "ticket": ASYNC, "async": ARRIVAL, "async_2": ARRIVAL_2}, 10, 3),
-    "tail_long_update": (replace(TAIL, update_s=0.6), {"sync": SYNC, "async": ARRIVAL}, 10, 1),
     "inference": (INFERENCE, {"sync": SYNC, "async": ASYNC}, 4, 2),
-    "inference_two_groups": (TWO_GROUPS, {"sync": SYNC, "async": ASYNC}, 6, 1),
     "robot": (ROBOT, {"sync": SYNC, "async": ASYNC}, 6, 1),
 }
 """Setup, the modes that are compared in it, iterations of a run and rounds, by name."""

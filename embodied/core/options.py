@@ -22,7 +22,7 @@ from typing import Annotated, Any, TypeVar, cast, dataclass_transform
 
 import pydantic
 from pydantic import AfterValidator, ConfigDict, Field, GetCoreSchemaHandler, TypeAdapter, ValidationError
-from pydantic_core import CoreSchema, ErrorDetails, PydanticCustomError, PydanticKnownError, core_schema
+from pydantic_core import CoreSchema, ErrorDetails, PydanticKnownError, core_schema
 
 from embodied.core.errors import TYPES, UserError, missing_key, nearest, wrong_value
 
@@ -53,13 +53,7 @@ def __getattr__(name: str) -> Any:
     return globals()[OLD_NAMES[name]]
 
 
-def _not_blank(text: str) -> str:
-    if not text.strip():
-        raise PydanticCustomError("blank", "text that is not blank")
-    return text
-
-
-Text = Annotated[str, AfterValidator(_not_blank)]
+Text = Annotated[str, Field(pattern=r"\S")]
 """Text with at least one character that is not a space."""
 
 
@@ -159,6 +153,7 @@ ALLOWED = {
     "float_type": TYPES[float],
     "finite_number": "a finite number",
     "string_type": TYPES[str],
+    "string_pattern_mismatch": "text that is not blank",
     "tuple_type": "a list",
     "dict_type": TYPES[dict],
     "dataclass_type": TYPES[dict],

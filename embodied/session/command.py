@@ -78,7 +78,7 @@ def run_command(
     try:
         return _run(command, usage, sys.argv[1:] if argv is None else argv)
     except (BrokenPipeError, SystemExit):  # rich exits where others raise
-        unread = [number for number in (1, 2) if _is_unread(number)]
+        unread = [number for number in (1, 2) if _has(select.POLLERR, number)]
         if not unread:
             raise
         nowhere = os.open(os.devnull, os.O_WRONLY)
@@ -106,10 +106,11 @@ def _open_streams() -> None:
         setattr(sys, name, os.fdopen(number, "w" if number else "r", encoding="utf-8", closefd=False))
 
 
-def _is_unread(number: int) -> bool:
+def _has(event: int, number: int) -> bool:
+    """Return whether a stream has an event of ``select.poll``. POLLERR: nobody reads it. POLLHUP: it was closed."""
     poll = select.poll()
     poll.register(number, 0)
-    return any(event & select.POLLERR for _, event in poll.poll(0))
+    return any(found & event for _, found in poll.poll(0))
 
 
 def _run(command: Callable[[Sequence[str]], dict[str, Any]], usage: str | None, argv: Sequence[str]) -> int:
@@ -139,7 +140,7 @@ def _run(command: Callable[[Sequence[str]], dict[str, Any]], usage: str | None, 
         print("interrupted", file=sys.stderr)
         return INTERRUPTED
     except Exception as error:
-        if isinstance(error, BrokenPipeError) and (_is_unread(1) or _is_unread(2)):
+        if isinstance(error, BrokenPipeError) and (_has(select.POLLERR, 1) or _has(select.POLLERR, 2)):
             raise
         if isinstance(error, OSError) and error.errno in DISK_ERRORS:
             print(f"error: {error.strerror}: {error.filename or 'the output directory'}", file=sys.stderr)
@@ -212,10 +213,7 @@ def _hang_up(number: int) -> None:
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     nowhere = os.open(os.devnull, os.O_RDWR)
     for stream in (0, 1, 2):
-        poll = select.poll()
-        poll.register(stream, 0)
-        gone = any(event & select.POLLHUP for _, event in poll.poll(0))
-        if gone and stat.S_ISCHR(os.fstat(stream).st_mode):
+        if _has(select.POLLHUP, stream) and stat.S_ISCHR(os.fstat(stream).st_mode):
             os.dup2(nowhere, stream)
     os.close(nowhere)
 

@@ -15,12 +15,12 @@ from embodied.algos.supervised import Grounding
 from embodied.core.errors import UserError
 from embodied.core.seeds import Purpose, first_env_seed
 from embodied.core.types import Obs
-from embodied.data.scenes import FRAMES_PER_SCENE, SceneDataset, Scenes
 from embodied.envs import SamplerSetup, UniformConfig, UniformSampler
 from embodied.envs.mujoco.labels import LabeledPool
 from embodied.runtime import threads
 from embodied.session import factories
 from embodied.session.config import RunConfig
+from embodied.trainers.scenes import FRAMES_PER_SCENE, SceneDataset, Scenes
 from embodied.trainers.supervised import SupervisedTrainer
 
 CAPACITY = 16384  # observations to draw from

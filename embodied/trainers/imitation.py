@@ -18,9 +18,9 @@ from embodied.core.spec import EnvSpec
 from embodied.core.types import Obs
 from embodied.data import Demonstrations, read
 from embodied.data.lerobot import check_fits, check_sizes
-from embodied.data.scenes import SceneDataset
 from embodied.session import factories
 from embodied.session.config import RunConfig
+from embodied.trainers.scenes import SceneDataset
 from embodied.trainers.supervised import SupervisedTrainer
 
 VALIDATION_CHUNKS = 256  # most chunks to validate on, spread evenly over the validation episodes

@@ -20,12 +20,12 @@ from embodied.core.policy import Policy
 from embodied.core.seeds import Purpose, first_env_seed
 from embodied.core.spec import EnvSpec
 from embodied.core.types import Obs
-from embodied.data.scenes import SceneDataset, Scenes
 from embodied.envs.mujoco.labels import LabeledPool
 from embodied.runtime import threads
 from embodied.session import factories
 from embodied.session.config import RunConfig
 from embodied.session.trainer import Report, Trainer
+from embodied.trainers.scenes import SceneDataset, Scenes
 
 
 class SupervisedTrainer(Trainer):

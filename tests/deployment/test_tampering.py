@@ -186,7 +186,7 @@ def test_what_is_no_description_is_refused(bundle_dir: Path, text: str) -> None:
 
 
 def test_all_numbers_of_a_description_have_a_range(tmp_path: Path) -> None:
-    """``check_plausible`` looks up each number; this bundle has all kinds of entries."""
+    """``parse_bundle`` looks up each number; this bundle has all kinds of entries."""
     make_bundle(tmp_path / "bundle", **SEES_AND_READS)
     assert isinstance(read_bundle(tmp_path / "bundle"), Bundle)
     assert all(low < high or name == "history" for name, (low, high) in RANGES.items())

@@ -6,11 +6,11 @@ import numpy as np
 import torch
 
 from embodied.core.types import Role
-from embodied.data.scenes import FRAMES_PER_SCENE, Scenes
 from embodied.envs import MujocoPool, make_pool, make_sampler
 from embodied.envs.mujoco.labels import LabeledPool
 from embodied.envs.rendering.vision import CAMERAS
 from embodied.envs.tasks.config import default_words
+from embodied.trainers.scenes import FRAMES_PER_SCENE, Scenes
 
 
 def scenes_of(env: MujocoPool, seed: int) -> Scenes:

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from embodied.core.errors import UserError, one_line
 from embodied.core.spec import ArmSpec
 from embodied.deployment.bundle.description import BESIDE_POLICY, PARITY_FILE, POLICY_FILE, SIMULATION_FILE, Bundle
-from embodied.deployment.validation import Ranges, check_range, from_json
+from embodied.deployment.validation import MAX_MESSAGE, Ranges, check_range, from_json
 
 FORMAT = 2  # version of the layout; a reader refuses others
 BUNDLE_FILE = "bundle.json"
@@ -41,7 +41,6 @@ OF_TRANSFORMERS = re.compile(
 """Files that a policy in the layout of transformers may have: no code, no pickles, nothing that points elsewhere."""
 MAX_JSON_BYTES = 8 * 2**20
 MAX_ARRAYS_BYTES = 2**33  # largest size of the arrays of a file
-MAX_MESSAGE = 600  # characters of a message about a file
 KINDS = "biufU"  # kinds of numpy's types that are numbers or texts
 
 _LENGTH_M, _ANGLE, _UNIT = (-10.0, 10.0), (-100.0, 100.0), (-1.001, 1.001)
@@ -96,9 +95,20 @@ def read_bundle(path: Path, with_policy: bool = True) -> Bundle:
 
 
 def parse_bundle(content: Any, where: str) -> Bundle:
-    """Return the description of a bundle from JSON values. UserError if it is malformed or not plausible."""
+    """Return the description of a bundle from JSON values. UserError if it is malformed.
+
+    So is a number that no arm can have, whoever wrote it, or a text or size that does not fit. where: for messages.
+    """
     bundle = from_json(Bundle, content, where)
-    check_plausible(bundle, where)
+    for name, value in _leaves(asdict(bundle), ""):
+        if isinstance(value, str):
+            if len(value) > MAX_TEXT or not value.isprintable():
+                raise UserError(f"{where}: {name}: got {one_line(value)[:60]!r}, allowed: printable text")
+        elif isinstance(value, (int, float)) and not isinstance(value, bool):
+            check_range(f"{where}: {name}", value, *RANGES[re.sub(r"\[\d+\]", "[]", name)])
+    for fits, message in (*_of_sizes(bundle), *_of_arm(bundle.arm), *_of_gripper(bundle), *_of_terms(bundle)):
+        if not fits:
+            raise UserError(f"{where}: {one_line(message)}")
     return bundle
 
 
@@ -133,22 +143,6 @@ def _check_files(path: Path, bundle: Bundle, with_policy: bool) -> None:
             raise UserError(f"bundle={path} lacks {name}: copy the whole directory")
         if sha256(path / name) != expected:
             raise UserError(f"{path / name} is not the file that was exported (its SHA-256 differs): copy it again")
-
-
-def check_plausible(bundle: Bundle, where: str) -> None:
-    """Raise UserError for a number that no arm can have, a text or a size that does not fit. where: for messages.
-
-    A description cannot widen these limits, whoever wrote it.
-    """
-    for name, value in _leaves(asdict(bundle), ""):
-        if isinstance(value, str):
-            if len(value) > MAX_TEXT or not value.isprintable():
-                raise UserError(f"{where}: {name}: got {one_line(value)[:60]!r}, allowed: printable text")
-        elif isinstance(value, (int, float)) and not isinstance(value, bool):
-            check_range(f"{where}: {name}", value, *RANGES[re.sub(r"\[\d+\]", "[]", name)])
-    for fits, message in (*_of_sizes(bundle), *_of_arm(bundle.arm), *_of_gripper(bundle), *_of_terms(bundle)):
-        if not fits:
-            raise UserError(f"{where}: {one_line(message)}")
 
 
 def _leaves(value: Any, name: str) -> Iterator[tuple[str, Any]]:

@@ -17,6 +17,7 @@ from embodied.core.errors import UserError, one_line, unknown_name
 from embodied.deployment.bundle.description import PARITY_FILE, POLICY_FILE, Bundle
 from embodied.deployment.bundle.format import load_arrays, read_bundle
 from embodied.deployment.control.arm import Unusable
+from embodied.deployment.validation import MAX_MESSAGE
 
 OUTPUT_PREFIX = "output/"  # of the recorded outputs in parity.npz; the other arrays are inputs
 # A state may leave the recorded range by twice its width and this. A toppled object or a blow to the arm is no mistake
@@ -26,7 +27,6 @@ OTHER_MARGIN = 0.5  # of entries with other units
 FATAL_ONLY = 4  # log severity of ONNX Runtime
 EXTERNAL = re.compile(rb"[\x00\x08]location")  # the key of an ONNX tensor whose numbers are in another file
 MAX_PARITY_BYTES = 2**28
-MAX_REASON = 600  # letters of ONNX Runtime's messages, whose end has the reason
 RANGE_TOLERANCE = 1e-3  # largest distance of an action from its range, in units of its scale
 
 
@@ -131,10 +131,12 @@ class PolicyRunner:
         try:
             self._session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
         except Exception as error:  # onnxruntime has no common base of its errors
-            raise UserError(f"{path / POLICY_FILE} cannot be loaded: {one_line(error)[-MAX_REASON:]}") from error
+            raise UserError(
+                f"{path / POLICY_FILE} cannot be loaded: {one_line(error)[-MAX_MESSAGE:]}"
+            ) from error  # its end has the reason
         found = {value.name for value in self._session.get_inputs()}
         if found != set(self.inputs.shapes):
-            takes = one_line(sorted(found))[:MAX_REASON]
+            takes = one_line(sorted(found))[:MAX_MESSAGE]
             raise UserError(f"{path / POLICY_FILE} takes {takes}, the description {sorted(self.inputs.shapes)}")
 
     def plan(self, inputs: Mapping[str, NDArray[Any]]) -> NDArray[np.float32]:
@@ -143,7 +145,7 @@ class PolicyRunner:
         try:
             chunk = self._session.run(None, checked)[0]
         except Exception as error:  # onnxruntime has no common base of its errors
-            raise UserError(f"{self.path / POLICY_FILE} cannot be run: {one_line(error)[-MAX_REASON:]}") from error
+            raise UserError(f"{self.path / POLICY_FILE} cannot be run: {one_line(error)[-MAX_MESSAGE:]}") from error
         return self.inputs.check_chunk(chunk, len(checked["state"]))
 
 

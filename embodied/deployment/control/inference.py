@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from embodied.core.errors import UserError
 from embodied.deployment.bundle.runner import Planner
 
 TIMEOUT_S = 5.0  # default of the longest plan
@@ -46,8 +45,6 @@ class Inference:
         self, planner: Planner, clock: Clock, added_s: float = 0.0, simulated: bool = False,
         timeout_s: float = TIMEOUT_S,
     ) -> None:  # fmt: skip
-        if not 0 <= added_s <= 10:
-            raise UserError(f"latency: got {added_s} s, allowed: 0 to 10 s")
         self.planner, self.clock, self.added_s, self.timeout_s = planner, clock, added_s, timeout_s
         self.latencies_s: list[float] = []
         self._simulated = simulated

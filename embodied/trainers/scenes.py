@@ -1,39 +1,18 @@
 """Scenes: labelled observations while a scripted expert and random actions move the robot.
 
-LabeledEnv ──► Scenes.render_next: labelled observations [N, ...] ──► SceneDataset: the newest ones ──► draw
+LabeledPool ──► Scenes.render_next: labelled observations [N, ...] ──► SceneDataset: the newest ones ──► draw
 """
 
 from collections.abc import Callable
-from typing import Protocol
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from embodied.core.spec import EnvSpec
 from embodied.core.types import Obs
+from embodied.envs.mujoco.labels import LabeledPool
 
 FRAMES_PER_SCENE = 10  # observations of a scene before the next one starts
 RANDOM_SHARE = 0.2  # fraction of random decisions, so that images also show states off the expert's path
-
-
-class LabeledEnv(Protocol):
-    """N envs with a scripted expert. Their observations include labels that only a simulator has."""
-
-    num_envs: int
-    spec: EnvSpec
-
-    def next_scene(self) -> Obs:
-        """Start the next episode of every env and return its first, labelled observation."""
-
-    def act(self, action_NA: Tensor) -> None:
-        """Execute one action without rendering."""
-
-    def act_and_render(self, action_NA: Tensor) -> Obs:
-        """Execute one action and return the labelled observation after it."""
-
-    def expert(self) -> Tensor:
-        """Return the action of the scripted expert, [N, A]."""
 
 
 class Scenes:
@@ -42,7 +21,7 @@ class Scenes:
     steps: control steps between two observations. seed: seed of the random actions.
     """
 
-    def __init__(self, env: LabeledEnv, steps: int, seed: int) -> None:
+    def __init__(self, env: LabeledPool, steps: int, seed: int) -> None:
         self.env, self.steps = env, steps
         self.random = np.random.default_rng(seed)  # torch would use 32 bits of the seed
         self.rendered = 0

@@ -7,9 +7,9 @@ from torch import Tensor
 
 from embodied.core.spec import CameraSpec, EnvSpec
 from embodied.core.types import Obs, Role
-from embodied.data.scenes import FRAMES_PER_SCENE, SceneDataset, Scenes
 from embodied.envs import make_pool, make_sampler
 from embodied.envs.mujoco.labels import LabeledPool
+from embodied.trainers.scenes import FRAMES_PER_SCENE, SceneDataset, Scenes
 
 STEPS, ENVS = 4, 16
 
@@ -51,7 +51,7 @@ def test_without_masks_the_same_scenes_are_seen() -> None:
 
 
 class CountingEnv:
-    """Two envs whose observation is how often they have acted: a LabeledEnv without a simulator."""
+    """Two envs whose observation is how often they have acted: a LabeledPool without a simulator."""
 
     spec = EnvSpec.of_sizes("count", state=1, action=1)
     num_envs = 2
