@@ -17,27 +17,26 @@ is a median over rounds. Last line of stdout: {"what", "machine", "ratios", "row
 """
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
-from embodied.benchmarks import asynchrony, deploy, sim, train
-from embodied.benchmarks.measure import Report
-from embodied.benchmarks.peers.compare import CompareOptions, compare
 from embodied.core.config import nest, parse_overrides
 from embodied.core.errors import UserError, unknown_name
 from embodied.core.options import Text, config_dataclass, from_mapping
 from embodied.report.metrics import write_json
 from embodied.session.command import run_command
 
-BENCHMARKS: dict[str, Callable[[bool], Report]] = {
-    "async": asynchrony.measure,
-    "deploy": deploy.measure,
-    "ray": train.measure_ray,
-    "sim": sim.measure,
-    "train": train.measure,
+BENCHMARKS = {
+    "async": "embodied.benchmarks.asynchrony:measure",
+    "deploy": "embodied.benchmarks.deploy:measure",
+    "ray": "embodied.benchmarks.train:measure_ray",
+    "sim": "embodied.benchmarks.sim:measure",
+    "train": "embodied.benchmarks.train:measure",
 }
+"""Functions ``measure(short)`` that return a ``Report``. Their modules import torch."""
 LISTS = ("ours", "peers")
 
 
@@ -57,16 +56,18 @@ def bench(argv: Sequence[str]) -> dict[str, Any]:
         raise unknown_name("benchmark", argv[0], BENCHMARKS)
     values = parse_overrides([_as_list(word) for word in argv[1:]])
     own: dict[str, Any] = {key: values.pop(key) for key in ("out", "short") if key in values}
-    measure = BENCHMARKS[argv[0]]
-    if argv[0] == "train" and values:
-        measure = partial(compare, from_mapping(CompareOptions, nest(values)))
-    else:
-        own |= values
-    options = from_mapping(BenchOptions, own)
+    peers = argv[0] == "train" and bool(values)
+    options = from_mapping(BenchOptions, own if peers else own | values)
     out = None if options.out is None else Path(options.out)
     if out is not None and (out.exists() or not out.parent.is_dir()):  # an error before minutes of measuring
         raise UserError(f"out={out} exists, or its directory {out.parent} does not; give a new file")
-    result = measure(options.short).to_mapping()
+    if peers:
+        from embodied.benchmarks.peers.compare import CompareOptions, compare
+
+        report = compare(from_mapping(CompareOptions, nest(values)), options.short)
+    else:
+        report = resolve_name(BENCHMARKS[argv[0]])(options.short)
+    result = report.to_mapping()
     if out is not None:
         write_json(out, result)
     return result

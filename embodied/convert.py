@@ -18,13 +18,10 @@ from typing import Any
 from embodied.core.config import nest, parse_overrides
 from embodied.core.errors import UserError
 from embodied.core.options import config_dataclass, from_mapping
-from embodied.data import write
-from embodied.data.maniskill import read_trajectories
 from embodied.deployment.bundle.format import read_bundle
 from embodied.deployment.report import load_episodes
 from embodied.session.command import run_command
 from embodied.session.files import check_new_dir
-from embodied.session.robot_dataset import episodes_of
 
 
 @config_dataclass
@@ -43,6 +40,10 @@ def convert(argv: Sequence[str]) -> dict[str, Any]:
     options = from_mapping(ConvertConfig, nest(parse_overrides(argv)))
     source, out = Path(options.source), Path(options.out)
     check_new_dir(out)
+    from embodied.data import write  # these import torch
+    from embodied.data.maniskill import read_trajectories
+    from embodied.session.robot_dataset import episodes_of
+
     if not source.is_dir() and source.suffix != ".npz":
         episodes, spec = read_trajectories(source, options.instruction)
     elif options.bundle is None:

@@ -19,15 +19,16 @@ With either kind of noise, an evaluation repeats exactly. Last line of stdout, a
 success per split of the instructions and per goal. A delay_ms of null was drawn in each decision, as in training.
 """
 
+from __future__ import annotations
+
 import sys
 from collections.abc import Sequence
 from contextlib import closing
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from embodied.core.config import nest, parse_overrides
-from embodied.core.env import Film, VecEnv
 from embodied.core.errors import UserError
 from embodied.core.options import (
     DeviceName,
@@ -39,21 +40,15 @@ from embodied.core.options import (
     config_dataclass,
     from_mapping,
 )
-from embodied.core.policy import Policy
 from embodied.report.metrics import write_json
 from embodied.report.progress import Line
-from embodied.runtime import threads
 from embodied.runtime.config import EvalNoise
 from embodied.session.command import run_command
 from embodied.session.config import RunConfig, read_run, with_device, with_preset, with_simulator
-from embodied.session.factories import (
-    delay_steps,
-    evaluate_policy,
-    evaluation_plans,
-    load_checkpoint,
-    load_policy,
-    make_acting_env,
-)
+
+if TYPE_CHECKING:
+    from embodied.core.env import Film, VecEnv
+    from embodied.core.policy import Policy
 
 VIDEO_ENVS = 4  # side by side
 VIDEO_SIZE = (320, 240)  # width and height of each, pixels
@@ -82,6 +77,8 @@ def evaluate_run(argv: Sequence[str]) -> dict[str, Any]:
     run_dir = Path(options.run)
     config = with_device(with_simulator(read_run(run_dir), options.sim), options.device)
     config = with_preset(config, "randomization", options.randomization)
+    from embodied.session.factories import delay_steps, evaluate_policy, load_checkpoint, load_policy  # import torch
+
     found = load_checkpoint(run_dir, options.checkpoint)
     policy = load_policy(config, found)
     delay = delay_steps(config, options.delay_ms)
@@ -121,6 +118,9 @@ def make_filmed(config: RunConfig, delay: int | None) -> tuple[VecEnv, Film]:
 
     delay: see ``make_acting_env``.
     """
+    from embodied.runtime import threads
+    from embodied.session.factories import make_acting_env
+
     env = make_acting_env(config, VIDEO_ENVS, threads.available_cores(), delay=delay)
     if env.film is None:
         env.close()
@@ -131,6 +131,7 @@ def make_filmed(config: RunConfig, delay: int | None) -> tuple[VecEnv, Film]:
 def record_video(env: VecEnv, film: Film, policy: Policy, path: Path, seed: int, noise: EvalNoise) -> None:
     """Write an MP4 of the first episodes of an evaluation side by side, each below its instruction, in real time."""
     from embodied.report.video import caption, record
+    from embodied.session.factories import evaluation_plans
 
     with closing(env), closing(Line()) as line:
         render = film(*VIDEO_SIZE)

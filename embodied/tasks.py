@@ -28,13 +28,9 @@ from embodied.core.config import GROUPS, PRESETS, parse_overrides
 from embodied.core.errors import UserError, one_line, unknown_name
 from embodied.core.options import Positive, PositiveInt, Seed, config_dataclass, from_mapping
 from embodied.core.spec import Box, Discrete, EnvSpec, MultiDiscrete
-from embodied.envs import FAMILIES, TASKS
-from embodied.envs.checks.conformance import run_checks
-from embodied.envs.registry import DEFAULT_FAMILY
-from embodied.runtime import threads
+from embodied.envs.registry import DEFAULT_FAMILY, FAMILIES, TASKS
 from embodied.session.command import Failed, run_command
 from embodied.session.config import SHORTHANDS, compose_run
-from embodied.session.factories import make_env, make_spec
 
 MANY = 20  # environments of a family beyond which they are not described
 OVERRIDES = tuple({*GROUPS, *PRESETS, *SHORTHANDS} - {"task"})
@@ -97,6 +93,10 @@ def check(values: dict[str, Any]) -> dict[str, Any]:
         if "." not in key and key not in OVERRIDES:
             raise unknown_name("key", key, {*CheckConfig.__dataclass_fields__, *OVERRIDES})
     config = compose_run({"task": options.check, **overrides})
+    from embodied.envs.checks.conformance import run_checks  # these import torch
+    from embodied.runtime import threads
+    from embodied.session.factories import make_env, make_spec
+
     make_spec(config)  # what cannot be served is bad input, and no failure of a check
     make, seconds = partial(make_env, config, num_threads=threads.available_cores()), 60 * options.max_minutes
 
@@ -130,6 +130,8 @@ def ids_of_families() -> tuple[dict[str, list[str]], dict[str, str]]:
 
 
 def describe_task(name: str) -> dict[str, Any]:
+    from embodied.session.factories import make_spec
+
     spec = make_spec(compose_run({"task": name}))
     goals: dict[str, set[str]] = {}
     for goal, split in zip(spec.goals, spec.splits, strict=True):

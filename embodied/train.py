@@ -36,13 +36,17 @@ from embodied.session.command import run_command
 def train(argv: Sequence[str]) -> dict[str, Any]:
     """Train and evaluate; return the contract's result. UserError for bad input, Stopped after a signal."""
     overrides = parse_overrides(argv)
+    from embodied.session.config import compose_run, resume_run
+
+    run = overrides.pop("resume", None)
+    run_dir = None if run is None else Path(str(run))
+    config = compose_run(overrides) if run_dir is None else resume_run(run_dir, overrides)
     from embodied.session.session import Session  # torch and MuJoCo: seconds that --help and a typing error do not cost
     from embodied.trainers import trainer_of
 
     with ticking():
         start_s = running_s()
-        run = overrides.pop("resume", None)
-        session = Session.new(overrides, start_s) if run is None else Session.resume(Path(str(run)), overrides, start_s)
+        session = Session.new(config, start_s) if run_dir is None else Session.resume(config, run_dir, start_s)
         trainer = trainer_of(session.config)
         with trainer(session.config, session.run_dir, new=session.found is None) as training:
             return session.run(training)

@@ -85,6 +85,7 @@ def test_import_rules_hold(root: Path) -> None:
         ("embodied.runtime.learner", "mujoco"),
         ("embodied.envs.rendering.vision", "embodied.envs.mujoco"),
         ("embodied.envs.tasks.lift", "embodied.envs.mujoco.robots.panda"),
+        ("embodied.policies.config", "torch"),
     ],
 )
 def test_import_rules_notice_a_violation(root: Path, tmp_path: Path, importer: str, imported: str) -> None:

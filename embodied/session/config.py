@@ -15,7 +15,7 @@ from pydantic import Field
 from yaml import YAMLError
 
 import embodied
-from embodied.algos import ALGORITHMS
+from embodied.algos.registry import ALGORITHMS
 from embodied.core.config import GROUPS, PRESETS, apply_values, compose, read_preset
 from embodied.core.errors import UserError, unknown_name
 from embodied.core.options import (
@@ -28,10 +28,11 @@ from embodied.core.options import (
     config_dataclass,
     from_mapping,
 )
-from embodied.envs import SAMPLERS
+from embodied.envs.episodes.registry import SAMPLERS
 from embodied.envs.registry import DEFAULT_FAMILY, FAMILIES, TASKS, simulators, split_name
-from embodied.policies import POLICIES
-from embodied.runtime import RUNTIMES, RuntimeConfig
+from embodied.policies.registry import POLICIES
+from embodied.runtime.config import RuntimeConfig
+from embodied.runtime.registry import RUNTIMES
 from embodied.session.files import CONFIG_FILE, check_run_dir
 
 CONFIG_DIR = Path(embodied.__file__).parent / "configs"

@@ -1,6 +1,6 @@
 """A training session: one process's share of a run, the same for every trainer.
 
-Session.new, Session.resume ──► configuration, run directory, checkpoint to continue from
+configuration ──► Session.new, Session.resume ──► run directory, checkpoint to continue from
 trainer.iterations ──► Report ──► metrics.jsonl, TensorBoard, eval/*.json, progress ──► checkpoint when due
                                     until a limit, a good evaluation or a signal
 last checkpoint ──► final evaluation ──► result
@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Mapping
 from contextlib import ExitStack
 from datetime import datetime
 from pathlib import Path
@@ -24,7 +23,7 @@ from embodied.runtime import checkpoint
 from embodied.runtime.checkpoint import Checkpoint
 from embodied.runtime.loop import LearnerLost
 from embodied.session.command import Stopped, stop_on_signals
-from embodied.session.config import PRETRAINED, RunConfig, compose_run, resume_run, to_yaml
+from embodied.session.config import PRETRAINED, RunConfig, to_yaml
 from embodied.session.factories import settled
 from embodied.session.files import CONFIG_FILE, Journal, check_new_dir, lock_run
 from embodied.session.trainer import Report, Trainer
@@ -53,15 +52,15 @@ class Session:
         self.saved_at_s = running_s()
 
     @classmethod
-    def new(cls, overrides: Mapping[str, Any], start_s: float) -> Session:
-        """Begin a run from ``key=value`` overrides. UserError for bad input; nothing is written yet."""
-        config = settled(compose_run(overrides))
+    def new(cls, config: RunConfig, start_s: float) -> Session:
+        """Begin a run. UserError if ``out=`` exists or cannot be written; nothing is written yet."""
+        config = settled(config)
         return cls(config, new_run_dir(config), start_s, lock=None, found=None)
 
     @classmethod
-    def resume(cls, run_dir: Path, overrides: Mapping[str, Any], start_s: float) -> Session:
-        """Continue a run from its newest whole checkpoint, if it has one. UserError for a key that cannot change."""
-        config = settled(resume_run(run_dir, overrides))
+    def resume(cls, config: RunConfig, run_dir: Path, start_s: float) -> Session:
+        """Continue a run from its newest whole checkpoint, if it has one. UserError if another training holds it."""
+        config = settled(config)
         lock = lock_run(run_dir)
         return cls(config, run_dir, start_s, lock=lock, found=checkpoint.load_latest(run_dir))
 

@@ -51,6 +51,37 @@ def test_help_and_a_word_that_cannot_be_read_wait_for_no_large_library(word: str
     assert not imported & {"torch", "mujoco", "numpy", "gymnasium", "pyarrow", "transformers"}
 
 
+COMPOSED = """
+import importlib, sys
+from pathlib import Path
+
+for words in sys.argv[2:]:
+    command, *words = words.split()
+    assert importlib.import_module(f"embodied.{command}").main(words) == 2, words
+from embodied.session.config import compose_run, read_run, to_yaml
+
+run_dir = Path(sys.argv[1])
+for name, algo, runtime in (("gaussian", "ppo", "sync"), ("vla_tiny", "sft", "ray"), ("dsrl", "grounding", "local")):
+    config = compose_run({"task": "tabletop", "policy": name, "algo": algo, "runtime": runtime})
+    (run_dir / "config.yaml").write_text(to_yaml(config), encoding="utf-8")
+    assert read_run(run_dir) == config
+found = {"torch", "mujoco", "ray", "transformers", "envpool", "mani_skill"} & set(sys.modules)
+assert not found, found
+"""
+MISTYPED = (
+    "train tsk=reach", "train task=reech", "train policy=flw", "train algo.gama=0.9", "train policy.hidden=x",
+    "train task.robot=pnda", "train task.goal=x", "train runtime.decision=3", "train sim.dump=x", "train sampler=x",
+    "train resume=nowhere", "eval rn=x", "eval run=nowhere", "export run=nowhere", "export run=nowhere out=x",
+    "tasks chek=reach", "tasks check=reech", "convert source=x", "bench trian", "bench sim shrt=true",
+)  # fmt: skip
+
+
+def test_a_mistyped_word_and_a_configuration_wait_for_no_torch_and_no_simulator(tmp_path: Path) -> None:
+    argv = [sys.executable, "-c", COMPOSED, str(tmp_path), *MISTYPED]
+    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_saves_and_leaves_nothing_behind(tmp_path: Path, number: signal.Signals) -> None:
     run_dir = tmp_path / "run"

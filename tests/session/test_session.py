@@ -21,7 +21,7 @@ from embodied.report import progress
 from embodied.report.metrics import evaluated_success, read_metrics
 from embodied.runtime import checkpoint
 from embodied.session.command import Stopped
-from embodied.session.config import RunConfig, read_run
+from embodied.session.config import RunConfig, compose_run, read_run, resume_run
 from embodied.session.factories import make_policy, make_spec
 from embodied.session.files import lock_run
 from embodied.session.session import Session
@@ -98,11 +98,11 @@ def run(session: Session, **options: int) -> dict[str, Any]:
 
 
 def new(path: Path, **changes: Any) -> Session:
-    return Session.new({**OPTIONS, **changes, "out": str(path)}, running_s())
+    return Session.new(compose_run({**OPTIONS, **changes, "out": str(path)}), running_s())
 
 
 def resume(path: Path, **changes: Any) -> Session:
-    return Session.resume(path, changes, running_s())
+    return Session.resume(resume_run(path, changes), path, running_s())
 
 
 def iterations(path: Path) -> list[int]:
