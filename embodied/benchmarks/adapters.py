@@ -1,13 +1,7 @@
 """What an adapter costs: its speed over that of the bare simulator, stepped through the simulator's own interface.
 
-    envpool_adapter_over_bare      task=envpool/HalfCheetah-v5 / EnvPool's own ``step``, 64 envs each
-    envpool_adapter_over_paused    the same, if both loops pause for 0.1 ms after every step; the pauses do not count
-    gym_adapter_over_bare          task=gym/HalfCheetah-v5 / gymnasium's SyncVectorEnv, 64 envs each, one process
-    gym_light_adapter_over_bare    the same for task=gym/CartPole-v1, 64 envs, whose step takes 8 microseconds
-    maniskill_adapter_over_bare    task=maniskill/PickCube-v1 in one process / ManiSkill's own, 4 envs each, in turn
-    <name>_1024_...                the same with 1,024 envs each: most of what an adapter costs is a cost per step
-
-Both loops have the same actions, threads and number of envs, and speeds are control steps/s (docs/benchmarks.md).
+Both loops have the same actions, threads and number of envs, and speeds are control steps/s. docs/benchmarks.md has a
+table of the ratios. ``_paused``: both loops pause after every step, which does not count.
 """
 
 from collections.abc import Callable, Sequence

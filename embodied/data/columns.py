@@ -165,7 +165,6 @@ def check_units(found: Sequence[str], needed: Sequence[str], names: Sequence[str
 
 
 def _ranges(values_FD: Tensor) -> list[tuple[float, float]]:
-    """Return the lowest and the highest number of every entry."""
     return list(zip(values_FD.amin(0).tolist(), values_FD.amax(0).tolist(), strict=True))
 
 

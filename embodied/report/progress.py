@@ -27,7 +27,6 @@ class Line:
             self._live.start()
 
     def show(self, text: str) -> None:
-        """Show this text in the line."""
         if self._live is not None:
             self._live.update(Text(text))
         elif time.monotonic() - self._last_plain_s >= PLAIN_INTERVAL_S:

@@ -7,16 +7,11 @@ version counts consumed batches. Tickets are numbered in order of admission and 
 ``b * batch_fragments ...`` of that order, whatever the order of delivery: since ticket k is given out only while
 ``k < (version + 1 + max_staleness) * batch_fragments`` and is consumed when version is ``k // batch_fragments``, no
 decision is ever more than max_staleness versions old at its update. Tickets are leases: ``release_worker`` frees a dead
-worker's numbers for the next tickets.
-
-Nothing can deadlock as long as every ticket is delivered or released: the limit is always at least
-``(version + 1) * batch_fragments``, so the batch that the learner waits for can always be admitted whole.
-
-With order=arrival, batch b is the first ``batch_fragments`` fragments that are complete (``Channel``). A slow fragment
-then holds up nothing, and may become too old: the learner masks its decisions (``mask_before``).
+worker's numbers for the next tickets. Nothing can deadlock as long as every ticket is delivered or released: the batch
+that the learner waits for can always be admitted whole.
 
 With max_staleness=0 (synchronous PPO) each group gives exactly one fragment to each batch, so that a batch does not
-depend on which group was faster. A worker that dies for good must then be replaced, or the run stopped.
+depend on which group was faster. order=arrival: docs/architecture.md, "Where staleness is decided".
 """
 
 from __future__ import annotations

@@ -6,8 +6,8 @@
     inbox ◄──────── reply ──── to each worker's inbox  ◄────┘    publish, consumed_batch
     fragment ──► channel
 
-MuJoCo's batch step and torch both release the GIL, so the threads run in parallel. A worker steps a group as soon as
-its actions arrive, while the actor serves its other group. When anything stops, every wait ends: each inbox gets None.
+A worker steps a group as soon as its actions arrive, while the actor serves its other group. When anything stops, every
+wait ends: each inbox gets None.
 """
 
 import queue

@@ -9,9 +9,9 @@ in flight, and a state saved there is exact. With max_staleness>0 workers contin
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
-from typing import Any, Protocol, Self
+from typing import Any, Protocol
 
 from torch import Tensor
 
@@ -79,7 +79,7 @@ class LearnerPart(Protocol):
     def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
 
 
-class Runtime(ABC):
+class Runtime(AbstractContextManager["Runtime"], ABC):
     """A run: iterate it, checkpoint it between iterations, close it. A subclass builds the parts in ``__init__``."""
 
     spec: EnvSpec
@@ -268,9 +268,6 @@ class Runtime(ABC):
         """Stop and join every thread and close the envs. Failures of parts are not raised here."""
         self.opened.close()
         self._poll_trace()
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

@@ -1,8 +1,7 @@
 """Thread budget, and threads that stop together.
 
-torch slows down sharply when its threads share cores, the simulator does not (docs/architecture.md). So if phases
-overlap, the simulator has all cores and yields to the others, and each part sets the number of torch's threads for its
-own thread (``use``). While every env worker waits for the learner, the learner uses all cores.
+torch slows down sharply when its threads share cores, the simulator does not. So each part sets the number of torch's
+threads for its own thread (``use``); docs/architecture.md has the table of all numbers.
 
 part ── board.set("env worker 0", "waits for actions of groups [1]") ──► Board ◄── watchdog (reads, warns)
 part raises ──► ThreadGroup keeps the first exception ──► runs the stop callback ──► ``check`` raises it in the caller

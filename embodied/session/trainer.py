@@ -3,11 +3,11 @@
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 from embodied.core.errors import UserError
 from embodied.core.policy import Policy
@@ -30,7 +30,7 @@ class Report:
     """How often each whole number occurred, by name, for TensorBoard."""
 
 
-class Trainer(ABC):
+class Trainer(AbstractContextManager["Trainer"], ABC):
     """One kind of training, built for one run. A context manager that closes itself.
 
     ``__init__`` raises UserError for bad input, before anything is written. new: no checkpoint will be loaded.
@@ -126,9 +126,6 @@ class Trainer(ABC):
     @abstractmethod
     def close(self) -> None:
         """Close what ``__init__`` opened."""
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         with ending_in_time() if kind is KeyboardInterrupt else nullcontext():

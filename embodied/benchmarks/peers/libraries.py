@@ -92,7 +92,6 @@ def torchrl(stepper: Stepper, settings: PPOSettings) -> None:
 
 
 def _actor(spec: EnvSpec, settings: PPOSettings) -> ProbabilisticActor:
-    """Build torchrl's actor for the task's actions."""
     if isinstance(spec.action, Box):
         log_std = AddStateIndependentNormalScale(spec.action_dim, init_value=math.log(settings.init_std))
         network: nn.Module = nn.Sequential(_network(spec, settings, spec.action_dim), log_std)

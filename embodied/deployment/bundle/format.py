@@ -1,13 +1,7 @@
 """A bundle: the directory with all that runs a policy on a robot. numpy alone reads it.
 
 Files may be damaged or hostile: the answer is a value or a UserError of one line, and memory is bounded.
-
-policy.onnx     ``plan`` of the policy, normaliser inside; inputs and outputs in physical units. A large policy has the
-                files of transformers in its place (embodied.deployment.bundle.torch_runner)
-bundle.json     ``Bundle``: what goes in and out, in which order and unit, at which rate, within which limits
-parity.npz      recorded inputs and the outputs of torch for them
-simulation.json options of task and simulator, for robot=sim
-README.md       how to run it
+docs/sim_to_real.md lists the files. ``Bundle`` (description.py) is the content of ``bundle.json``.
 """
 
 import hashlib

@@ -140,7 +140,6 @@ class PolicyRunner:
             raise UserError(f"{path / POLICY_FILE} takes {takes}, the description {sorted(self.inputs.shapes)}")
 
     def plan(self, inputs: Mapping[str, NDArray[Any]]) -> NDArray[np.float32]:
-        """Return the chunk [N, H, A] in physical units; see ``Planner``."""
         checked = self.inputs.check(inputs)
         try:
             chunk = self._session.run(None, checked)[0]

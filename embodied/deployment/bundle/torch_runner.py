@@ -5,8 +5,7 @@
                                       statistics.safetensors  its normaliser
     bundle ── TorchRunner ──► chunks in physical units, as PolicyRunner has them
 
-The layout is for policies that are too large for one ONNX file; ``embodied.serve`` runs it on a machine with torch and
-transformers. ``PI0ForConditionalGeneration.from_pretrained(<bundle>)`` loads the model alone.
+The layout is for policies that are too large for one ONNX file (docs/sim_to_real.md).
 """
 
 import json
@@ -119,7 +118,6 @@ class TorchRunner:
         self._plan = PhysicalPlan(policy, spec, tuple(self.inputs.shapes)).eval().to(self.device)
 
     def plan(self, inputs: Mapping[str, NDArray[Any]]) -> NDArray[np.float32]:
-        """Return the chunk [N, H, A] in physical units; see ``Planner``."""
         checked = self.inputs.check(inputs)
         with torch.no_grad():
             chunk = self._plan(*(torch.from_numpy(checked[name]).to(self.device) for name in self._plan.names))

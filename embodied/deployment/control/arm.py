@@ -7,13 +7,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from embodied.core.arm import ArmLaw, Chain, ToolPose
+from embodied.core.arm import ArmLaw, Array, Chain, ToolPose
 from embodied.core.errors import UserError
 from embodied.core.spec import ActionTerm, ArmSpec
 from embodied.deployment.bundle.description import Bundle
 from embodied.deployment.robots.base import GRIPPER, Observation, age, joint_names
-
-Array = NDArray[np.float64]
 
 
 class Unusable(UserError):

@@ -98,7 +98,6 @@ class Inference:
         return chunk[0], ended_s - self._began_s
 
     def _left_s(self) -> float:
-        """Return the time that is left to the plan under way."""
         return self._began_s + self.added_s + self.timeout_s - self.clock.now()
 
     def drop(self) -> None:

@@ -18,15 +18,13 @@ from collections import Counter, deque
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-from embodied.core.arm import Chain
+from embodied.core.arm import Array, Chain
 from embodied.core.errors import UserError
 from embodied.core.spec import ArmSpec
 from embodied.deployment.control.arm import Unusable
 from embodied.deployment.control.inference import Clock
 
-Array = NDArray[np.float64]
 LOG = logging.getLogger("embodied.deployment")
 LOGGED = 100_000  # interventions that are kept; the counts go on
 MARGIN_M = 0.03  # how far outside of the box of training the tool's target may be: its position lags and swings

@@ -201,5 +201,4 @@ class MappedRobot:
         self.robot.disconnect()
 
     def _others(self, found: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the external numbers and images, by our names."""
         return {self._our_names.get(name, name): value for name, value in found.items() if name not in self._own}

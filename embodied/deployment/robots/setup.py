@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from embodied.core.arm import Chain
+from embodied.core.arm import Array, Chain
 from embodied.core.errors import UserError
 from embodied.core.spec import ArmSpec
 from embodied.deployment.bundle.description import Bundle
@@ -40,7 +40,6 @@ from embodied.deployment.robots.mapping import (
     write_mapping,
 )
 
-Array = NDArray[np.float64]
 DEFAULT, SECOND = "default", "second"
 NEAREST, SPACING = 0.4, 0.3  # smallest move of a joint between the poses, and smallest difference of two moves
 TOLERANCE = 0.2  # largest distance of the real arm from a pose

@@ -8,7 +8,8 @@ What limits the robot's motion never comes from the network, but from the bundle
 
 import time
 from collections.abc import Mapping
-from typing import Any, Self
+from contextlib import AbstractContextManager
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,7 +26,7 @@ MAX_METADATA_ELEMENTS = 65536
 MAX_ERROR = 2000  # characters of a server's error that are repeated
 
 
-class RemotePlanner:
+class RemotePlanner(AbstractContextManager["RemotePlanner"]):
     """A ``Planner`` whose policy runs on a server; one row per call.
 
     url: ws://host:port, or wss:// behind a proxy that encrypts. api_key: key of the server. timeout_s: longest call.
@@ -47,9 +48,6 @@ class RemotePlanner:
         self._headers = None if api_key is None else {"Authorization": f"{SCHEME} {api_key}"}
         self._connection: ClientConnection | None = self._connect(time.monotonic() + timeout_s)
         self._spec = InputSpec(self.bundle)
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

@@ -2,11 +2,7 @@
 
 array      {b"__ndarray__": True, b"data": bytes, b"dtype": "<f4", b"shape": [2, 3]}
 number     {b"__npgeneric__": True, b"data": 1.5, b"dtype": "<f4"}
-request    state, observation/state                        numbers [S], in the units of the bundle
-           images.<camera>, observation/images/<camera>    uint8 [height, width, 3], RGB
-           prompt                                          text of an instruction of the bundle
-           noise                                           numbers of its noise_shape; by default what the bundle says
-           prefix, delay                                   numbers [D, A] and an integer; by default zeros and 0
+request    state, images.<camera>, prompt, noise, prefix, delay (docs/sim_to_real.md)
 
 ``decode`` trusts nothing: size, depth and number of elements are bounded before anything is built. Any type of number
 in a request is converted to float32. A camera's images are never resized or converted.

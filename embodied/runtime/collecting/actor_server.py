@@ -134,7 +134,6 @@ class ActorServer:
         ]
 
     def _values(self, parts: Sequence[Obs]) -> list[tuple[Tensor, Obs | None]]:
-        """Return the values of each part; otherwise as ``_samples``."""
         if not parts:
             return []
         obs = self._batch(parts)

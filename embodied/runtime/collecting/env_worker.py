@@ -96,7 +96,6 @@ class GroupRollout:
     # ------------------------------------------------------------- what differs if envs are not stepped together
     @property
     def _at(self) -> At:
-        """Decisions of the latest request."""
         return self._t
 
     def _inputs(self) -> tuple[Obs, Tensor | None]:

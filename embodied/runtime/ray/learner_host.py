@@ -4,9 +4,7 @@ controller ── learn(fragments, by reference) ──► process 0: updates on
                                                      ├── update(its share) ──► process r       (algos/sharing.py)
                                                      └── sums over all processes ── process r  (Collective)
 
-To the controller several processes are one part: if one fails, all are killed and replaced. They sum by
-torch.distributed, gloo between CPUs and NCCL between GPUs, which listens on the given addresses alone and exchanges
-numbers, never pickled objects.
+To the controller several processes are one part: if one fails, all are killed and replaced (docs/scaling.md).
 """
 
 import asyncio

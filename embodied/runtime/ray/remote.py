@@ -82,13 +82,11 @@ class RemoteLearner:
         return {**self._totals, **own}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state, with keys policy, algorithm and counters."""
         state: dict[str, Any] = copy.deepcopy(self._ask("state_dict"))
         self.update_replica(state["policy"])
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from ``state_dict``. UserError for a policy of another architecture."""
         self._ask("load_state_dict", {key: state[key] for key in ("policy", "algorithm", "counters")})
         self.iteration = state["counters"]["iteration"]
         self.env_steps = state["counters"]["env_steps"]

@@ -11,9 +11,7 @@ It has no clock, thread or process: every event carries its time in seconds. The
 Every replacement is a new incarnation, and events of earlier ones have no effect. ``Kill`` comes before the next
 ``Start`` of the part; the leases of the killed one return to the ledger, which then refuses what it still delivers.
 
-A part is in a crash loop if it fails more than ``max_failures`` times without useful work in between, or more than
-``max_in_window`` times within ``window_s``, whatever it does in between. The run then ends with the first exception of
-the loop. It ends at once if a part fails in a way that no restart can cure.
+The run ends with the first exception of a crash loop, and at once if a part fails in a way that no restart can cure.
 """
 
 from collections import deque
