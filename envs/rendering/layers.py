@@ -12,8 +12,7 @@ import mujoco
 import numpy as np
 from numpy.typing import NDArray
 
-from embodied.envs.rendering.appearance import Twin
-from embodied.envs.rendering.camera_randomization import Lens, Scenery
+from embodied.envs.rendering.appearance import Lens, Scenery, Twin
 from embodied.envs.rendering.cameras import Array, Array32, Camera, Ids, field_values
 from embodied.envs.rendering.solids import MISSED, SOLIDS, TILE, Grid, Hit, Vector, bounds, dot, touched
 

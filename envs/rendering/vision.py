@@ -22,8 +22,7 @@ from torch import Tensor
 from embodied.core.errors import UserError, unknown_name
 from embodied.core.spec import CameraSpec
 from embodied.envs.episodes.seeding import EpisodeRng
-from embodied.envs.rendering.appearance import COLLISION_GROUP, Twin, add_geoms
-from embodied.envs.rendering.camera_randomization import Lens, Scenery
+from embodied.envs.rendering.appearance import COLLISION_GROUP, Lens, Scenery, Twin, add_geoms
 from embodied.envs.rendering.cameras import CHECKER_M, EXTENT_M, SKY, Array, Array32, Camera, Ids, geom_colors
 from embodied.envs.rendering.config import CameraRandomization
 from embodied.envs.rendering.layers import AMBIENT, FACING, FROM_ABOVE, FROM_SUN, Frame, Layer, RenderTarget, to_uint8
@@ -49,13 +48,10 @@ def find_camera(name: str) -> Camera:
 
 def find_cameras(cameras: Sequence[Camera | CameraSpec]) -> list[Camera]:
     """Return each Camera as it is, and for a spec the one that it names, with the spec's image size."""
-
-    def find(camera: Camera | CameraSpec) -> Camera:
-        if isinstance(camera, Camera):
-            return camera
-        return replace(find_camera(camera.name), width=camera.width, height=camera.height)
-
-    return [find(camera) for camera in cameras]
+    return [
+        one if isinstance(one, Camera) else replace(find_camera(one.name), width=one.width, height=one.height)
+        for one in cameras
+    ]
 
 
 class CameraRig:

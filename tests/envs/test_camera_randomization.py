@@ -11,7 +11,7 @@ import torch
 
 from embodied.core.errors import UserError
 from embodied.envs.episodes.seeding import EpisodeRng
-from embodied.envs.rendering.camera_randomization import CameraRandomization
+from embodied.envs.rendering.config import CameraRandomization
 from tests.envs.helpers import actions, assert_same, pool, restart
 from tests.envs.pictures import EVERYTHING, FRONT, WRIST, assert_equal, cast_every_ray, moved, rig_of
 

@@ -14,6 +14,7 @@ import select
 import sys
 import time
 from collections.abc import Mapping
+from contextlib import closing, suppress
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -194,7 +195,7 @@ class SimulatedArm:
 
 
 def serve(arm: SimulatedArm, connection: Connection, lockstep: bool) -> None:
-    """Answer calls until the parent closes the connection; in between, step the physics in real time."""
+    """Answer calls until the parent closes the connection (EOFError); in between, step the physics in real time."""
     origin_s = time.monotonic()
 
     def due_s() -> float:
@@ -203,10 +204,7 @@ def serve(arm: SimulatedArm, connection: Connection, lockstep: bool) -> None:
     while True:
         wait_s = None if lockstep else max(0.0, due_s() - time.monotonic())
         if select.select([connection], [], [], wait_s)[0]:
-            try:
-                method, arguments = connection.recv()
-            except EOFError:
-                return
+            method, arguments = connection.recv()
             try:
                 answer = getattr(arm, method)(*arguments)
             except (UserError, KeyError, TypeError, ValueError) as error:
@@ -230,14 +228,9 @@ def main(argv: list[str]) -> int:
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    with connection:
+    with connection, closing(arm.pool), suppress(EOFError, ConnectionError, KeyboardInterrupt):
         connection.send("ready")
-        try:
-            serve(arm, connection, options.lockstep)
-        except (ConnectionError, KeyboardInterrupt):
-            pass
-        finally:
-            arm.pool.close()
+        serve(arm, connection, options.lockstep)
     return 0
 
 
