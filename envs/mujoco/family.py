@@ -26,10 +26,10 @@ class MujocoFamily:
         return TASKS[id].config
 
     def spec(self, id: str, task: Any, cameras: Sequence[CameraSpec] = ()) -> EnvSpec:
-        from embodied.envs.mujoco.pool import spec_of
         from embodied.envs.rendering.vision import find_cameras
+        from embodied.envs.tasks.base import task_spec
 
-        return spec_of(TASKS[id].build(task), find_cameras(cameras))
+        return task_spec(TASKS[id].build(task), find_cameras(cameras))
 
     def make(
         self, id: str, task: Any, *, num_envs: int, num_threads: int, sim: Any, cameras: Sequence[CameraSpec] = ()

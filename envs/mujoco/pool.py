@@ -24,7 +24,7 @@ from embodied.core.contract import check_state
 from embodied.core.episodes import EpisodePlans, EpisodeSampler, Ints
 from embodied.core.errors import UserError
 from embodied.core.process.child import Builder
-from embodied.core.spec import SUCCESS, CameraSpec, EnvSpec, Term
+from embodied.core.spec import SUCCESS, Term
 from embodied.core.types import Obs
 from embodied.envs.base.episodic import Advance, EpisodicEnv
 from embodied.envs.episodes.seeding import EpisodeRng
@@ -70,7 +70,7 @@ class MujocoPool(EpisodicEnv):
         if num_threads < 0:
             raise UserError(f"num_threads: got {num_threads}, allowed: at least 0, which is all cores")
         sim = sim or SimConfig()
-        super().__init__(spec_of(task, cameras), num_envs)
+        super().__init__(task_spec(task, cameras), num_envs)
         self.task, self.expert = task, task.expert
         terms = {name: term for name, term in sim.randomization.items() if term is not None}
         spec = task.scene()
@@ -198,13 +198,6 @@ class MujocoPool(EpisodicEnv):
         self.batch.forward(stage=_CURRENT)  # fills what the viewer has bound
         self.batch.state[:] = physics
         return render
-
-
-def spec_of(task: Task, cameras: Sequence[Camera] = ()) -> EnvSpec:
-    """Return the spec of a pool of the task with these cameras. UserError for a robot that cameras cannot show."""
-    if cameras and task.robot.coarse is None:
-        raise UserError(f"cameras: the robot {task.robot.name} has no geoms for cameras to show (Robot.coarse)")
-    return task_spec(task, [CameraSpec(camera.name, camera.height, camera.width) for camera in cameras])
 
 
 def step_result(task: Task, broken_n: Tensor | None) -> Advance:

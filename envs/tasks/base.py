@@ -22,6 +22,7 @@ from embodied.envs.mujoco.robots import ROBOTS
 from embodied.envs.mujoco.robots.base import Robot
 from embodied.envs.mujoco.scene import on_table
 from embodied.envs.mujoco.view import View
+from embodied.envs.rendering.cameras import Camera
 from embodied.envs.tasks.config import TaskConfig
 
 
@@ -211,8 +212,13 @@ def progress(distance: Tensor, range_m: float) -> Tensor:
     return (1 - distance / range_m).clamp(min=0)
 
 
-def task_spec(task: Task, cameras: Sequence[CameraSpec] = ()) -> EnvSpec:
-    """Return the spec of a task. With cameras the state has only the robot's terms; the task's are privileged."""
+def task_spec(task: Task, cameras: Sequence[Camera] = ()) -> EnvSpec:
+    """Return the spec of a task. With cameras the state has only the robot's terms; the task's are privileged.
+
+    UserError for a robot that cameras cannot show.
+    """
+    if cameras and task.robot.coarse is None:
+        raise UserError(f"cameras: the robot {task.robot.name} has no geoms for cameras to show (Robot.coarse)")
     robot, objects = task.robot.terms, task.state_terms()
     privileged = tuple(quantity.term for quantity in task.observed_by_critic())
     return EnvSpec(
@@ -224,7 +230,7 @@ def task_spec(task: Task, cameras: Sequence[CameraSpec] = ()) -> EnvSpec:
         control_dt_s=task.config.control_dt_s,
         max_episode_steps=task.config.max_episode_steps,
         privileged=(*objects, *privileged) if cameras else privileged,
-        cameras=tuple(cameras),
+        cameras=tuple(CameraSpec(camera.name, camera.height, camera.width) for camera in cameras),
         instructions=task.instructions,
         outcomes=(SUCCESS, *task.other_outcomes),
         stages=task.stages,

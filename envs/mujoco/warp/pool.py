@@ -34,10 +34,10 @@ from embodied.core.types import Obs
 from embodied.envs.base.episodic import Advance, EpisodicEnv
 from embodied.envs.episodes.seeding import EpisodeRng
 from embodied.envs.mujoco.config import WarpConfig
-from embodied.envs.mujoco.pool import MAX_SPEED, StateDumps, pack_terms, spec_of, step_result
+from embodied.envs.mujoco.pool import MAX_SPEED, StateDumps, pack_terms, step_result
 from embodied.envs.mujoco.view import View
 from embodied.envs.mujoco.viewer import FRONT, Viewer
-from embodied.envs.tasks.base import Task
+from embodied.envs.tasks.base import Task, task_spec
 
 log = logging.getLogger(__name__)
 INSTALL = "pip install -c constraints.txt -e '.[warp]'"
@@ -176,7 +176,7 @@ class WarpPool(EpisodicEnv):
             raise UserError("sim=warp renders no images for policies: use sim=mujoco, or a policy without cameras")
         if not hasattr(task.robot, "attach_tensors"):
             raise UserError(f"sim=warp cannot simulate the robot {task.robot.name}: it has no attach_tensors")
-        super().__init__(spec_of(task), num_envs, resolve_device(sim.device, "sim.device"))
+        super().__init__(task_spec(task), num_envs, resolve_device(sim.device, "sim.device"))
         self.task, self.expert = task, task.expert
         self.model = task.scene().compile()
         self.substeps = task.config.substeps(self.model.opt.timestep)
