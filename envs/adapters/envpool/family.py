@@ -6,8 +6,8 @@ that was built with a seed made of s: training envs go through their episodes by
 in evaluations, are built anew and reset k times. docs/simulators.md says what repeats.
 """
 
-import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from functools import cache, partial
 from importlib.util import find_spec
 from typing import Any
 
@@ -37,7 +37,7 @@ LISTED = (
 )  # fmt: skip
 
 
-@functools.cache
+@cache
 def can_render(id: str) -> bool:
     """Return whether EnvPool can draw an environment without a display. The first call for each builds one.
 
@@ -117,11 +117,13 @@ class EnvpoolEnv(EpisodicEnv):
 
     one_by_one = False
     """Whether EnvPool gives the results of its envs one by one."""
+    apart = False
+    """See ``RowByRowEnv``."""
 
     def __init__(self, layout: Layout, num_envs: int, num_threads: int) -> None:
         super().__init__(layout.spec, num_envs)
         if can_render(layout.id):
-            self.film = self._film
+            self.film = lambda width, height: partial(self._render, width, height)
         self.layout, self.num_threads = layout, num_threads
         self._pools: list[Pool] = []
         self._pool_N = np.zeros(num_envs, dtype=np.int64)  # index into _pools of each row
@@ -145,7 +147,9 @@ class EnvpoolEnv(EpisodicEnv):
         if fresh.any():
             self._build(ids[fresh], plans.rows(fresh))
         for pool, rows in self._parts(ids):
-            self._reset(pool, rows)
+            pool.reset(self._env_N[rows])
+            if not self.apart:
+                self._store(pool.receive(len(self._env_N[rows])), rows)
         self._next_N[ids] += 1
 
     def advance(self, action_NA: Tensor, ids: Ints | None) -> Advance:
@@ -185,10 +189,6 @@ class EnvpoolEnv(EpisodicEnv):
             failed_N = torch.from_numpy(found["done"]) & ~truncated_N
         return Advance(torch.from_numpy(found["reward"]), outcomes, failed_N, truncated_N=truncated_N)
 
-    def _reset(self, pool: Pool, rows: Ints | slice) -> None:
-        pool.reset(self._env_N[rows])
-        self._store(pool.receive(len(self._env_N[rows])), rows)
-
     def _parts(self, ids: Ints | None) -> list[tuple[Pool, Ints | slice]]:
         """Return pools with those of rows ``ids`` (None: all) that are in them."""
         if len(self._pools) == 1:
@@ -227,14 +227,11 @@ class EnvpoolEnv(EpisodicEnv):
             # An episode that EnvPool ended allows all, and so does a state without any choice, as some mazes begin in.
             self._observed["action_mask"][rows] = mask | (arrays["done"] | ~mask.any(-1))[:, None]
 
-    def _film(self, width: int, height: int) -> Callable[[], Pixels]:
-        def render() -> Pixels:
-            images = np.zeros((self.num_envs, height, width, 3), dtype=np.uint8)
-            for pool, rows in self._parts(None):
-                images[rows] = pool.render(self._env_N[rows], width, height)
-            return images
-
-        return render
+    def _render(self, width: int, height: int) -> Pixels:
+        images = np.zeros((self.num_envs, height, width, 3), dtype=np.uint8)
+        for pool, rows in self._parts(None):
+            images[rows] = pool.render(self._env_N[rows], width, height)
+        return images
 
 
 class RowByRowEnvpoolEnv(EnvpoolEnv, RowByRowEnv):
@@ -251,12 +248,6 @@ class RowByRowEnvpoolEnv(EnvpoolEnv, RowByRowEnv):
         arrays = pool.receive(count)
         ids = arrays["info:env_id"].astype(np.int64)  # of the only pool, so they are those of the rows
         return ids, self._result([(arrays, ids)])
-
-    def _reset(self, pool: Pool, rows: Ints | slice) -> None:
-        if self.apart:
-            pool.reset(self._env_N[rows])
-        else:
-            super()._reset(pool, rows)
 
 
 def envpool_seeds(plans: EpisodePlans) -> Ints:

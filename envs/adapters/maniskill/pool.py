@@ -189,4 +189,5 @@ class ManiSkillScene(ManiSkillEnv):
         return {name: image[torch.from_numpy(ids).to(self.device)] for name, image in self._simulation.images().items()}
 
     def _frames(self) -> Tensor:
-        return self._simulation.frame()
+        frames: Tensor = self._simulation.env.render_rgb_array()
+        return frames

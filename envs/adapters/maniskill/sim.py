@@ -8,7 +8,7 @@ import contextlib
 import functools
 import io
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from operator import getitem
 from typing import Any
@@ -63,13 +63,12 @@ class Description:
     max_episode_steps: int | None
 
 
-def registered() -> Mapping[str, Any]:
+def registered() -> dict[str, Any]:
     """Return ManiSkill's registry of environments."""
     import mani_skill.envs  # noqa: F401 (fills the registry)
     from mani_skill.utils.registration import REGISTERED_ENVS
 
-    found: Mapping[str, Any] = REGISTERED_ENVS
-    return found
+    return dict(REGISTERED_ENVS)
 
 
 class Simulation:
@@ -120,11 +119,6 @@ class Simulation:
         data = self.env._get_obs_sensor_data()
         self.env._obs_mode = self.obs_mode
         return {name: data[name]["rgb"] for name in self.cameras}
-
-    def frame(self) -> Tensor:
-        """Return an image of the present state for people, uint8 [N, H, W, 3]."""
-        image: Tensor = self.env.render_rgb_array()
-        return image
 
 
 class Simulations:
@@ -189,7 +183,7 @@ class Simulations:
     @torch.inference_mode()
     def frames(self, rows: list[int]) -> Pixels:
         """Return an image of envs ``rows`` [m] for people, uint8 [m, H, W, 3]."""
-        return torch.cat([self.simulations[row].frame() for row in rows]).numpy()
+        return torch.cat([self.simulations[row].env.render_rgb_array() for row in rows]).numpy()
 
 
 def _entry(id: str) -> Any:
