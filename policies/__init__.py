@@ -3,9 +3,8 @@
 from typing import TYPE_CHECKING
 
 from embodied.core.lazy import lazy_names
-from embodied.policies.config import CategoricalConfig, DSRLConfig, FlowConfig, GaussianConfig
+from embodied.policies.config import CategoricalConfig, DSRLConfig, FlowConfig, GaussianConfig, VLAConfig
 from embodied.policies.registry import POLICIES
-from embodied.policies.vla.config import VLAConfig
 
 if TYPE_CHECKING:
     from embodied.policies.categorical import CategoricalPolicy

@@ -6,8 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from embodied.core.registry import Registry
-from embodied.policies.config import CategoricalConfig, DSRLConfig, FlowConfig, GaussianConfig
-from embodied.policies.vla.config import VLAConfig
+from embodied.policies.config import CategoricalConfig, DSRLConfig, FlowConfig, GaussianConfig, VLAConfig
 
 if TYPE_CHECKING:
     from embodied.core.policy import Policy

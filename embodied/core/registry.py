@@ -30,9 +30,8 @@ class Entry(Generic[T]):
     @property
     def config(self) -> type[Any]:
         """Dataclass of its options."""
-        if not isinstance(self.options, str):
-            return self.options
-        found: type[Any] = resolve_name(f"{str(self.thing).partition(':')[0]}:{self.options}")
+        module, options = str(self.thing).partition(":")[0], self.options
+        found: type[Any] = resolve_name(f"{module}:{options}") if isinstance(options, str) else options
         return found
 
 
@@ -61,22 +60,19 @@ class Registry(Generic[T]):
         """Return a decorator that registers a class under ``name``. ValueError if the name is taken."""
 
         def add(thing: T) -> T:
-            self._add(Entry(name, thing, config))
+            self.declare(name, thing, config)
             return thing
 
         return add
 
-    def declare(self, name: str, thing: str, config: type[Any] | str) -> None:
-        """Register a class as ``module:name``, imported when it is first built. ValueError if the name is taken.
+    def declare(self, name: str, thing: T | str, config: type[Any] | str) -> None:
+        """Register a class, or ``module:name`` of one that is imported when it is first asked for.
 
-        config: dataclass of its options, or its name in that module.
+        config: dataclass of its options, or its name in that module. ValueError if the name is taken.
         """
-        self._add(Entry(name, thing, config))
-
-    def _add(self, entry: Entry[T]) -> None:
-        if entry.name in self._entries:
-            raise ValueError(f"{self.kind} '{entry.name}' is registered twice")
-        self._entries[entry.name] = entry
+        if name in self._entries:
+            raise ValueError(f"{self.kind} '{name}' is registered twice")
+        self._entries[name] = Entry(name, thing, config)
 
     def __getitem__(self, name: str) -> Entry[T]:
         """Return the entry of a name.

@@ -16,8 +16,7 @@ import embodied
 from embodied.core.errors import UserError, unknown_name
 from embodied.core.options import Fraction, Positive, PositiveInt, config_dataclass, from_mapping
 from embodied.core.spec import TRAIN, Instruction
-from embodied.envs.mujoco.config import Shape
-from embodied.envs.mujoco.robots import ROBOTS
+from embodied.envs.mujoco.config import ROBOTS, Shape
 
 CONFIG_FILE = Path(embodied.__file__).parent / "configs" / "task" / "tabletop.yaml"
 HELD_OUT = "held_out"

@@ -22,7 +22,7 @@ from transformers.utils import logging as transformers_logging
 
 from embodied.core.errors import UserError, one_line
 from embodied.core.spec import EnvSpec
-from embodied.policies.vla.config import VLAConfig
+from embodied.policies.config import VLAConfig
 
 ADAPTED = ("q_proj", "k_proj", "v_proj", "o_proj")
 SPECIAL_TOKENS = {"pad_token": "<pad>", "bos_token": "<bos>", "eos_token": "<eos>", "unk_token": "<unk>"}

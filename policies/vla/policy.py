@@ -11,11 +11,11 @@ from torch import Tensor, nn
 from embodied.core.errors import UserError
 from embodied.core.spec import EnvSpec
 from embodied.core.types import Obs
+from embodied.policies.config import PARTS, VLAConfig
 from embodied.policies.flow.chains import FlowChains
 from embodied.policies.flow.prefix import draw_prefix, learned_rows, noisy_chunk
 from embodied.policies.normalizer import RunningNormalizer
 from embodied.policies.vla import checkpoint, pi0
-from embodied.policies.vla.config import PARTS, VLAConfig
 from embodied.policies.vla.grounding import HUBER_BETA, POSITION_SIZE, POSITION_WEIGHT, GroundingHeads
 
 PREFIX = "prefix."  # of the keys that ``precompute`` puts into observations in place of images and instruction

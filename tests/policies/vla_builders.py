@@ -9,8 +9,8 @@ from torch import Tensor
 
 from embodied.core.spec import CameraSpec, EnvSpec, Instruction
 from embodied.core.types import Obs
+from embodied.policies.config import VLAConfig
 from embodied.policies.vla.checkpoint import tokenize
-from embodied.policies.vla.config import VLAConfig
 from embodied.policies.vla.policy import VLAPolicy
 
 SIZE = 16

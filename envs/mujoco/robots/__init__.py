@@ -1,5 +1,5 @@
 """Robots, one a file."""
 
-from embodied.envs.mujoco.robots.config import ROBOTS
+from embodied.envs.mujoco.config import ROBOTS
 
 __all__ = ["ROBOTS"]

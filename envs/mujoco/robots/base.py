@@ -24,7 +24,7 @@ from torch import Tensor
 import embodied
 from embodied.core.spec import ArmSpec, Box, Term
 from embodied.envs.episodes.seeding import EpisodeRng
-from embodied.envs.mujoco.robots.config import ROBOTS as ROBOTS  # its place in version 0.1
+from embodied.envs.mujoco.config import ROBOTS as ROBOTS  # its place in version 0.1
 
 ASSETS = Path(embodied.__file__).parent / "assets"
 FINGERS = ("left_finger", "right_finger")

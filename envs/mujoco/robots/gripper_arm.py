@@ -16,8 +16,8 @@ from torch import Tensor
 
 from embodied.core.arm import ArmLaw, Chain, ToolPose, cross
 from embodied.core.errors import UserError
+from embodied.envs.mujoco.config import ControlConfig
 from embodied.envs.mujoco.robots.base import Measurement, Simulations, live
-from embodied.envs.mujoco.robots.config import ControlConfig
 from embodied.envs.mujoco.robots.gripper_description import GripperDescription
 
 __all__ = ["ControlConfig", "GripperArm"]

@@ -10,7 +10,7 @@ import numpy as np
 from embodied.core.errors import UserError
 from embodied.core.spec import ActionTerm, ArmSpec, Box, GripperSpec, JointSpec, Term
 from embodied.envs.episodes.seeding import EpisodeRng
-from embodied.envs.mujoco.robots.config import ControlConfig
+from embodied.envs.mujoco.config import ControlConfig
 
 
 class GripperDescription:
