@@ -22,7 +22,7 @@ from embodied.core.process.child import Builder
 from embodied.core.spec import SUCCESS, Box, CameraSpec, EnvSpec
 from embodied.core.types import Obs
 from embodied.envs.adapters.envpool.spec import EnvpoolTaskConfig, Layout, library, read_layout, require_known
-from embodied.envs.adapters.pixels import Pixels, resized
+from embodied.envs.adapters.gym.spaces import Pixels, resized
 from embodied.envs.base.episodic import Advance, EpisodicEnv
 from embodied.envs.base.rows import RowByRowEnv
 from embodied.envs.episodes.sampler import INCARNATION

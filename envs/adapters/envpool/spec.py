@@ -14,8 +14,7 @@ from gymnasium import spaces
 from embodied.core.errors import UserError, nearest, one_line, unknown_name
 from embodied.core.options import PositiveInt, Text, config_dataclass
 from embodied.core.spec import SUCCESS, ActionSpace, Box, CameraSpec, EnvSpec, Instruction, Term
-from embodied.envs.adapters.gym.spaces import TIME, action_space_of, check_cameras
-from embodied.envs.adapters.pixels import SMALLEST_IMAGE, Frame, by_age
+from embodied.envs.adapters.gym.spaces import SMALLEST_IMAGE, TIME, Frame, action_space_of, by_age, check_cameras
 
 INSTALL = "pip install -c constraints.txt -e '.[envpool]'"
 SUCCESS_KEYS = ("info:is_success", "info:success")

@@ -20,7 +20,7 @@ from embodied.core.errors import UserError
 from embodied.core.process.child import ChildDied, ChildObject
 from embodied.envs.adapters.gym.rows import Arrays, Ints, LocalRows
 from embodied.envs.adapters.gym.source import Source
-from embodied.envs.adapters.pixels import Pixels
+from embodied.envs.adapters.gym.spaces import Pixels
 
 WORKER = "embodied.envs.adapters.gym.processes:Worker"
 Layout = dict[str, tuple[tuple[int, ...], str]]

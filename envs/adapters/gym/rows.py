@@ -21,8 +21,7 @@ from numpy.typing import NDArray
 from embodied.core.errors import UserError, describe_error
 from embodied.envs.adapters.gym import results as checked
 from embodied.envs.adapters.gym.source import Source, class_of
-from embodied.envs.adapters.gym.spaces import RENDER, ActionCodec, Leaf, leaves_of
-from embodied.envs.adapters.pixels import Pixels, resized, shown
+from embodied.envs.adapters.gym.spaces import RENDER, ActionCodec, Leaf, Pixels, leaves_of, resized, shown
 
 Ints = NDArray[np.int64]
 Arrays = dict[str, NDArray[Any]]
