@@ -39,17 +39,41 @@ def behind(tensor: Tensor) -> Tensor:
 def start() -> torch.device:
     """Make the device known to torch, and return it."""
     backend_registration._setup_privateuseone_for_python_backend(NAME)
-    library.fallback(_run, dispatch_key="PrivateUse1")
+    fallback.fallback(_run, dispatch_key="PrivateUse1")
+    library.impl("convolution_overrideable", _convolve, dispatch_key="PrivateUse1")
+    library.impl("convolution_backward_overrideable", _convolve_backward, dispatch_key="PrivateUse1")
+    Tensor.__deepcopy__ = _deepcopy  # type: ignore[method-assign]
+    torch.UntypedStorage.cpu = _to_cpu  # type: ignore[method-assign]
+    torch.get_device_module(NAME).get_amp_supported_dtype = lambda: []  # checkpointing asks for it
     return torch.device(NAME, 0)
 
 
-library = torch.library.Library("_", "IMPL")
+_deepcopy_of_torch, _to_cpu_of_torch = Tensor.__deepcopy__, torch.UntypedStorage.cpu
+
+
+def _to_cpu(storage: torch.UntypedStorage) -> torch.UntypedStorage:
+    """Copy a storage, as ``torch.save`` does."""
+    here = storage.device.type != NAME
+    return _to_cpu_of_torch(storage) if here else _behind[storage._cdata].contiguous().untyped_storage().clone()
+
+
+def _deepcopy(tensor: Tensor, memo: dict[int, Any]) -> Tensor:
+    """Copy a tensor without its storage, which is empty on the device."""
+    if tensor.device.type != NAME:
+        return _deepcopy_of_torch(tensor, memo)
+    return memo.setdefault(id(tensor), tensor.detach().clone().requires_grad_(tensor.requires_grad))
+
+
+library = torch.library.Library("aten", "IMPL")
+fallback = torch.library.Library("_", "IMPL")
 
 
 def _run(operation: Any, *args: Any, **kwargs: Any) -> Any:
     """Run an operation on the tensors behind; one that works in place returns its own argument."""
     if operation._schema.name == "aten::_copy_from":
         return _copy(*args)
+    if operation._schema.name == "aten::view":  # torch takes every tensor of the device for contiguous
+        return _wrapped(behind(args[0]).reshape(args[1]))
     if operation._schema.name == "aten::as_strided":
         return _as_strided(*args)
     indices = [id(index) for index in args[1]] if operation._schema.name in INDEXING else []
@@ -85,6 +109,17 @@ def _copy(source: Tensor, destination: Tensor, non_blocking: bool = False) -> Te
     if source.device != destination.device:
         TRANSFERS.append(Transfer(tuple(source.shape), destination.device.type))
     return destination
+
+
+def _convolve(source: Tensor, weight: Tensor, bias: Tensor | None, *options: Any) -> Tensor:
+    return _wrapped(torch.convolution(behind(source), behind(weight), None if bias is None else behind(bias), *options))
+
+
+def _convolve_backward(gradient: Tensor, source: Tensor, weight: Tensor, *options: Any) -> tuple[Tensor | None, ...]:
+    *options, mask = options
+    inner = (behind(tensor) for tensor in (gradient, source, weight))
+    backward = torch.ops.aten.convolution_backward(*inner, [len(weight)], *options, mask)
+    return tuple(None if part is None else _wrapped(part) for part in backward)
 
 
 def _as_strided(tensor: Tensor, size: Any, stride: Any, offset: int | None = None) -> Tensor:
