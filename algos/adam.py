@@ -43,8 +43,9 @@ def adapt_learning_rate(optimizer: torch.optim.Adam, kl: float, config: PPOConfi
 
 @torch.no_grad()
 def update_average(average: Policy, policy: Policy, decay: float) -> None:
-    """Fold the policy's present weights into an average of them; copy its buffers."""
+    """Fold the policy's present weights into an average of them; copy its buffers. Weights not trained are shared."""
     for mean, weight in zip(average.parameters(), policy.parameters(), strict=True):
-        mean.lerp_(weight, 1 - decay)
+        if weight.requires_grad:
+            mean.lerp_(weight, 1 - decay)
     for copy, buffer in zip(average.buffers(), policy.buffers(), strict=True):
         copy.copy_(buffer)

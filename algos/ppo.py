@@ -10,7 +10,6 @@ epochs:  Batch ── shuffle, select ──► minibatch ── loss ──► 
 observations of the batch ──► normaliser of the policy ;  weights ──► average that is deployed
 """
 
-import copy
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -23,6 +22,7 @@ from embodied.algos.adam import adapt_learning_rate, build_adam, update_average
 from embodied.algos.batch import Batch, evaluate_in_pieces, merge_fragments
 from embodied.algos.config import PPOConfig
 from embodied.core.algorithm import SINGLE_PROCESS, Algorithm, Metrics, ProcessGroup
+from embodied.core.device import copied_to_cpu
 from embodied.core.errors import UserError
 from embodied.core.policy import Policy
 from embodied.core.types import Evaluation, Fragment
@@ -50,8 +50,8 @@ class PPO(Algorithm):
         self.device = device
         self.optimizer = build_adam(policy, config)
         self._actor_parameters = [p for name, p in policy.named_parameters() if not name.startswith("critic.")]
-        self.reference = copy.deepcopy(policy).requires_grad_(False) if config.reference_kl_coef > 0 else None
-        self.deployed = copy.deepcopy(policy).requires_grad_(False) if config.ema_decay > 0 else policy
+        self.reference = policy.duplicate().requires_grad_(False) if config.reference_kl_coef > 0 else None
+        self.deployed = policy.duplicate().requires_grad_(False) if config.ema_decay > 0 else policy
         self._generator = torch.Generator().manual_seed(seed)
         self.learners: ProcessGroup = SINGLE_PROCESS
 
@@ -249,16 +249,17 @@ class PPO(Algorithm):
 
     # -- state ---------------------------------------------------------------------------------------------------------
     def state_dict(self) -> dict[str, Any]:
-        """Return copies of the optimiser's state with its learning rates, and of the shuffling generator.
+        """Return copies, on the CPU, of the optimiser's state with its learning rates and of the shuffling generator.
 
         The reference policy is in it if there is one, the policy's weights if they are not the deployed ones.
         """
-        state = {"optimizer": copy.deepcopy(self.optimizer.state_dict()), "generator": self._generator.get_state()}
+        state: dict[str, Any] = {"optimizer": self.optimizer.state_dict(), "generator": self._generator.get_state()}
         if self.reference is not None:
-            state["reference"] = {key: value.clone() for key, value in self.reference.state_dict().items()}
+            state["reference"] = self.reference.state_dict()
         if self.deployed is not self.policy:
-            state["weights"] = {key: value.clone() for key, value in self.policy.state_dict().items()}
-        return state
+            state["weights"] = self.policy.state_dict()
+        copied: dict[str, Any] = copied_to_cpu(state)
+        return copied
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue exactly from what ``state_dict`` returned. UserError if it is not such a state.

@@ -7,7 +7,6 @@ the instruction names. Imitation and reinforcement learning then start from a po
 starts from a model of captioned images instead.
 """
 
-import copy
 import math
 from collections.abc import Mapping
 from typing import Any, ClassVar
@@ -17,6 +16,7 @@ from torch import Tensor, nn
 
 from embodied.algos.adam import update_average
 from embodied.algos.config import GroundingConfig, SFTConfig, SupervisedConfig
+from embodied.core.device import copied_to_cpu
 from embodied.core.errors import UserError
 from embodied.core.execution import obs_to
 from embodied.core.policy import Policy
@@ -36,7 +36,7 @@ class Supervised:
 
     def __init__(self, policy: Policy, config: SupervisedConfig, *, seed: int, device: torch.device) -> None:
         self.policy = policy.to(device)
-        self.average = copy.deepcopy(policy).requires_grad_(False)
+        self.average = self.policy.duplicate().requires_grad_(False)
         self.config, self.device = config, device
         self.updates = 0
         self.generator = torch.Generator().manual_seed(seed)
@@ -70,17 +70,17 @@ class Supervised:
 
     def weights(self) -> dict[str, Tensor]:
         """Return copies of the average weights on the CPU."""
-        return {key: value.clone().cpu() for key, value in self.average.state_dict().items()}
+        weights: dict[str, Tensor] = copied_to_cpu(self.average.state_dict())
+        return weights
 
     def state_dict(self) -> dict[str, Any]:
-        """Return all that ``load_state_dict`` needs to continue exactly (copies)."""
-        return {
-            "policy": {key: value.clone() for key, value in self.policy.state_dict().items()},
-            "average": {key: value.clone() for key, value in self.average.state_dict().items()},
-            "optimizer": copy.deepcopy(self.optimizer.state_dict()),
-            "generator": self.generator.get_state(),
+        """Return all that ``load_state_dict`` needs to continue exactly (copies on the CPU)."""
+        state: dict[str, Any] = copied_to_cpu({
+            "policy": self.policy.state_dict(), "average": self.average.state_dict(),
+            "optimizer": self.optimizer.state_dict(), "generator": self.generator.get_state(),
             "updates": self.updates,
-        }
+        })  # fmt: skip
+        return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue exactly from what ``state_dict`` returned. UserError if it is not such a state."""

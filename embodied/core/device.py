@@ -1,6 +1,10 @@
-"""Devices by name."""
+"""Devices by name, and copies on the CPU."""
+
+from collections.abc import Mapping
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from embodied.core.errors import UserError
 
@@ -27,3 +31,12 @@ def resolve_device(name: str, key: str = "device") -> torch.device:
         allowed = ", ".join(f"cuda:{i}" for i in range(num))
         raise UserError(f"{key}: got {name}, allowed on this machine: auto, cpu, {allowed}")
     return torch.device("cuda", index)
+
+
+def copied_to_cpu(state: Any) -> Any:
+    """Return a copy of nested dicts and lists whose tensors are on the CPU."""
+    if isinstance(state, Mapping):
+        return {key: copied_to_cpu(value) for key, value in state.items()}
+    if isinstance(state, list):
+        return [copied_to_cpu(value) for value in state]
+    return state.detach().to(CPU, copy=True) if isinstance(state, Tensor) else state

@@ -1,7 +1,9 @@
 """Base class of all policies: all that the runtime, the trainers and the exports call on one."""
 
+import copy
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Self
 
 import torch
 from torch import Tensor, nn
@@ -52,6 +54,11 @@ class Policy(nn.Module):
     def value(self, obs: Obs) -> Tensor:
         """Return the critic's value of each row of obs, [N]."""
         raise NotImplementedError
+
+    def duplicate(self) -> Self:
+        """Return a copy. It shares the memory of the weights that are not trained, which are most of a VLA's."""
+        frozen = (weight for weight in self.parameters() if not weight.requires_grad)
+        return copy.deepcopy(self, {id(weight): nn.Parameter(weight.data, requires_grad=False) for weight in frozen})
 
     # -- normaliser ----------------------------------------------------------------------------------------------------
 

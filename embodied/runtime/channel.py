@@ -151,7 +151,7 @@ class WeightStore:
     def publish(self, version: int, state: Mapping[str, Tensor], frozen: Collection[str] = ()) -> None:
         """Copy ``state`` (on its device) and make it the newest. Versions must not decrease.
 
-        frozen: names of tensors that have not changed since the first publication.
+        frozen: names of tensors that never change; they are shared, not copied.
         """
         newest = self._newest
         assert version >= newest.version, f"published {version} after {newest.version}"
@@ -160,7 +160,7 @@ class WeightStore:
             if name in frozen and name in newest.tensors:
                 tensors[name], changed[name] = newest.tensors[name], newest.changed[name]
             else:
-                tensors[name], changed[name] = tensor.detach().clone(), version
+                tensors[name], changed[name] = tensor.detach() if name in frozen else tensor.detach().clone(), version
         for device in {tensor.device for tensor in tensors.values() if tensor.is_cuda}:
             torch.cuda.current_stream(device).synchronize()  # readers use other streams
         self._newest = Weights(version, tensors, changed)

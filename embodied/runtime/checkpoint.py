@@ -67,7 +67,7 @@ def save(run_dir: Path, env_steps: int, state: Mapping[str, Any], *, keep: int =
         for key, value in state.items():
             buffer = io.BytesIO()  # to a file, torch.save would turn an OSError into a RuntimeError
             torch.save(value, buffer)
-            files[f"{key}.pt"] = _write(hidden / f"{key}.pt", buffer.getvalue())
+            files[f"{key}.pt"] = _write(hidden / f"{key}.pt", buffer.getbuffer())
         manifest = {"format": FORMAT, "env_steps": env_steps, "files": files}
         _write(hidden / MANIFEST, json.dumps(manifest, indent=1).encode())
         hidden.chmod(0o755)
@@ -168,7 +168,7 @@ def _has_its_sizes(folder: Path) -> bool:
         return False
 
 
-def _write(path: Path, data: bytes) -> dict[str, Any]:
+def _write(path: Path, data: bytes | memoryview) -> dict[str, Any]:
     """Write a file and flush it to the disk; return its entry in the manifest."""
     with path.open("wb") as file:
         file.write(data)
@@ -177,7 +177,7 @@ def _write(path: Path, data: bytes) -> dict[str, Any]:
     return _entry(data)
 
 
-def _entry(data: bytes) -> dict[str, Any]:
+def _entry(data: bytes | memoryview) -> dict[str, Any]:
     return {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
 
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from embodied.core.algorithm import SINGLE_PROCESS, Algorithm, Metrics, ProcessGroup
+from embodied.core.device import copied_to_cpu
 from embodied.core.errors import UserError
 from embodied.core.policy import Policy
 from embodied.core.types import Fragment
@@ -62,7 +63,8 @@ class Learner:
 
     def deployed_weights(self) -> dict[str, Tensor]:
         """Return a copy of the weights to evaluate and to keep, on the CPU."""
-        return {name: tensor.detach().to("cpu", copy=True) for name, tensor in self.deployed.state_dict().items()}
+        weights: dict[str, Tensor] = copied_to_cpu(self.deployed.state_dict())
+        return weights
 
     def publish(self) -> None:
         """Publish the present weights. Call it once before anything acts; later ``learn`` calls it."""

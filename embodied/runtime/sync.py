@@ -3,7 +3,6 @@
 every group: start ──► [ actor.act(all requests) ──► every group: advance ] x (T + 1) ──► batch ──► learn
 """
 
-import copy
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
@@ -40,8 +39,8 @@ class OneProcess(Runtime):
                     opened.callback(env.close)
             self.spec, to = envs[0][0].spec, recipe.device
             policy = recipe.initial_policy(self.spec)
-            acting, evaluated = copy.deepcopy(policy), copy.deepcopy(policy)
-            policy.to(to), evaluated.to(to)
+            policy.to(to)
+            acting, evaluated = policy.duplicate(), policy.duplicate()
             resident = all(
                 env.device.type == to.type and (env.device.index or 0) == (to.index or 0) and env.batch_size is None
                 for groups in envs

@@ -7,21 +7,20 @@ Prints as JSON, by case, what it raised or how far its results are from those on
 
 from __future__ import annotations
 
-import copy
 import json
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from embodied.algos.grpo import GRPO, GRPOConfig
+from embodied.algos.config import GroundingConfig, GRPOConfig, PPOConfig, SFTConfig
+from embodied.algos.grpo import GRPO
 from embodied.algos.ppo import PPO
-from embodied.algos.ppo_config import PPOConfig
-from embodied.algos.supervised import SFT, Grounding, GroundingConfig, SFTConfig
-from embodied.core.device import CPU
+from embodied.algos.supervised import SFT, Grounding
+from embodied.core.device import CPU, copied_to_cpu
 from embodied.core.execution import obs_to
 from embodied.core.policy import Policy
 from embodied.core.spec import Discrete
@@ -93,8 +92,8 @@ def reinforce(build: Build, kind: type[PPO], config: PPOConfig, device: torch.de
     algorithm = kind(policy, config, seed=0, device=device)
     for version in range(2):
         algorithm.update([fragments[0 if stale else version]], version)
-    state = on_cpu(algorithm.state_dict())
-    weights = on_cpu(algorithm.deployed.state_dict())
+    state = copied_to_cpu(algorithm.state_dict())
+    weights = copied_to_cpu(algorithm.deployed.state_dict())
     resumed = kind(fresh(build), config, seed=0, device=device)
     resumed.deployed.load_state_dict(weights)
     resumed.load_state_dict(state)
@@ -108,14 +107,6 @@ def fragment_of(policy: Policy, seed: int) -> Fragment:
     return rollout(policy, seed=seed, version=seed, T=2, N=NUM // 2, rows=observe(policy))
 
 
-def on_cpu(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {key: on_cpu(inner) for key, inner in value.items()}
-    if isinstance(value, list):
-        return [on_cpu(inner) for inner in value]
-    return value.to(CPU, copy=True) if isinstance(value, Tensor) else value
-
-
 def imitate(build: Build, device: torch.device) -> Numbers:
     policy = fresh(build)
     obs, generator = observe(policy), torch.Generator().manual_seed(3)
@@ -126,7 +117,7 @@ def imitate(build: Build, device: torch.device) -> Numbers:
     if policy.fits_cache(NUM):
         obs = policy.precompute(obs)
     losses = [algorithm.update(obs, chunk, valid) for _ in range(2)]
-    state = on_cpu(algorithm.state_dict())
+    state = copied_to_cpu(algorithm.state_dict())
     resumed = SFT(fresh(build), SFTConfig(updates=4), seed=0, device=device)
     resumed.load_state_dict(state)
     losses += [resumed.update(obs, chunk, valid), resumed.validate(obs, chunk, valid)]
@@ -176,8 +167,11 @@ def cases() -> Iterator[tuple[str, Callable[[torch.device], Numbers]]]:
     for title, config in configs.items():
         for stale in (False, True):
             name = "flow, one step" if stale else "gaussian"
-            yield f"{name}: ppo, {title}", lambda device, config=config, name=name, stale=stale: reinforce(  # type: ignore[misc]
-                shipped(name), PPO, config, device, stale
+            yield (
+                f"{name}: ppo, {title}",
+                lambda device, config=config, name=name, stale=stale: reinforce(  # type: ignore[misc]
+                    shipped(name), PPO, config, device, stale
+                ),
             )
     small = PPOConfig(epochs=1, num_minibatches=2)
     for name in ("vla", "vla, frozen", "dsrl", "flow, delays", "categorical"):
@@ -192,9 +186,8 @@ def main() -> None:
     found: dict[str, Any] = {}
     for name, run in cases():
         try:
-            here = run(CPU)
-            there = [value.cpu() for value in copy.copy(run(device))]
-            found[name] = max(float((a.double() - b.double()).abs().max()) for a, b in zip(here, there, strict=True))
+            here, there = ([value.detach().cpu().double() for value in run(place)] for place in (CPU, device))
+            found[name] = max(float((a - b).abs().max()) for a, b in zip(here, there, strict=True))
         except Exception:  # any kind: the test names it
             found[name] = traceback.format_exc()[-1500:]
     print(json.dumps(found))

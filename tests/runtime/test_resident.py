@@ -40,3 +40,13 @@ def test_what_the_policy_reads_and_writes_never_leaves_the_device(
     there, here = found["evaluations"]
     assert there.pop("return_mean") == pytest.approx(here.pop("return_mean"), abs=1e-3)
     assert there == here, "the episodes of an evaluation do not depend on the device"
+
+
+def test_every_policy_and_algorithm_computes_there_what_it_computes_on_the_cpu(root: Path) -> None:
+    """It acts, plans, evaluates and learns, with states on the CPU and fragments from there."""
+    command = [sys.executable, "-W", "ignore", "-m", "tests.runtime.on_device"]
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert len(found) > 40
+    assert {name: error for name, error in found.items() if isinstance(error, str) or error > 1e-4} == {}

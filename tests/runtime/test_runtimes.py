@@ -22,10 +22,11 @@ from embodied.core.errors import UserError
 from embodied.core.policy import Policy
 from embodied.core.spec import Instruction
 from embodied.core.types import Fragment
+from embodied.policies import DSRLConfig, DSRLPolicy
 from embodied.runtime import RuntimeConfig, checkpoint
 from embodied.runtime.evaluator import rollout_metrics
 from embodied.runtime.local import LocalRuntime
-from embodied.runtime.sync import SyncRuntime
+from embodied.runtime.sync import OneProcess, SyncRuntime
 from tests.runtime.builders import DECISIONS, NUM_ENVS, build, iterate, runtime_threads
 from tests.runtime.point_env import PointEnv, point_spec
 
@@ -334,3 +335,29 @@ def test_the_average_is_evaluated_and_saved_and_the_weights_go_on(name: str) -> 
             assert torch.equal(value, trained[key])
         for key, value in resumed.policy.state_dict().items():
             assert torch.equal(value, kept[key])
+
+
+@pytest.mark.parametrize("name", ["sync", "local"])
+def test_weights_that_are_not_trained_exist_once(name: str) -> None:
+    """The wrapped policy of DSRL stands in for a frozen VLA, whose weights take gigabytes."""
+    config = DSRLConfig(
+        horizon=3, execute=2, actor_hidden=(8,), head_hidden=(8,), critic_hidden=(8,), noise_hidden=(8,)
+    )
+    options = PPOConfig(epochs=1, num_minibatches=2, ema_decay=0.9, reference_kl_coef=0.1)
+    with build(
+        make_policy=lambda spec: DSRLPolicy(spec, config),
+        make_algorithm=lambda policy: PPO(policy, options, seed=3, device=torch.device("cpu")),
+        name=name, eval_every=1,
+    ) as runtime:  # fmt: skip
+        [*_, last] = iterate(runtime, 3)
+        assert isinstance(runtime, OneProcess)
+        assert last.metrics
+        algorithm = runtime.learner.algorithm
+        assert isinstance(algorithm, PPO)
+        assert algorithm.reference is not None
+        copies = [algorithm.reference, algorithm.deployed, runtime.actor.policy, runtime.evaluator.policy]
+        published = runtime.actor.store.latest().tensors
+        for key, weight in algorithm.policy.named_parameters():
+            found = [weight, published[key], *(dict(copy.named_parameters())[key] for copy in copies)]
+            assert len({tensor.data_ptr() for tensor in found}) == (6 if weight.requires_grad else 1), key
+        assert any(not weight.requires_grad for weight in algorithm.policy.parameters())
