@@ -1,6 +1,6 @@
 """Images of a pool's simulations for people: videos and ``render()``."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import numpy as np
 from mujoco.batch import Batch
@@ -26,13 +26,12 @@ class Viewer:
         model = add_visuals(task.scene(), task.robot.visual)
         self.twin = Twin(batch, model, np.arange(batch.nsim), batch.nthread)
 
-    def render(self, ids: Sequence[int] | None = None) -> NDArray[np.uint8]:
-        """Return colour images, uint8 [n, h, w, 3] of envs ``ids`` (None: all)."""
+    def render(self) -> NDArray[np.uint8]:
+        """Return a colour image of every env, uint8 [N, h, w, 3]."""
         self.twin.copy_positions()
         self.twin.copy_geoms()
-        rgb: NDArray[np.uint8] = render(self.twin.batch, self.camera, ids, self.fine)["rgb"]
-        solved = self.task.success().cpu().numpy()
-        return with_border(rgb, solved if ids is None else solved[np.asarray(ids)])
+        rgb: NDArray[np.uint8] = render(self.twin.batch, self.camera, self.fine)["rgb"]
+        return with_border(rgb, self.task.success().cpu().numpy())
 
 
 def quick_viewer(task: Task, batch: Batch, camera: Camera) -> Callable[[], NDArray[np.uint8]]:

@@ -6,7 +6,7 @@ axis with +x to the right and +y up, as in MJCF.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any
 
 import mujoco
@@ -62,33 +62,28 @@ class Camera:
             raise UserError(f"camera '{self.name}': fovy_deg must be in (0, 180), got {self.fovy_deg}")
 
 
-def render(
-    batch: Batch,
-    camera: Camera,
-    ids: Sequence[int] | Ids | None = None,
-    fine: bool = False,
-    groups: Sequence[int] = GROUPS,
-) -> dict[str, NDArray[Any]]:
-    """Render simulations ``ids`` (sorted and unique; None: all) as they are now; their state is untouched.
+def render(batch: Batch, camera: Camera, fine: bool = False, groups: Sequence[int] = GROUPS) -> dict[str, NDArray[Any]]:
+    """Render the n simulations of a batch as they are now; their state is untouched.
 
     Returns ``rgb`` uint8 [n, h, w, 3], ``depth`` float32 [n, h, w] in metres along the optical axis (inf where no geom
     is hit) and ``segmentation`` int32 [n, h, w], the geom's id (-1 where none). fine: with shadows, and with 4 rays per
     pixel at edges of geoms. groups: of geoms that are visible.
     """
-    sims = np.arange(batch.nsim) if ids is None else np.atleast_1d(np.asarray(ids))
-    scene = _Scene(batch, sims, groups, shadows=fine)
-    origin_n3, rotation_n33, fovy_deg = _poses(batch, camera, sims, scene.model)
-    pixels_r3, step = _pixel_rays(camera.width, camera.height, fovy_deg)
+    scene, width, height = _Scene(batch, groups, shadows=fine), camera.width, camera.height
+    origin_n3, rotation_n33, fovy_deg = _poses(batch, camera, scene.model)
+    step = 2.0 * np.tan(np.deg2rad(fovy_deg) / 2.0) / height  # size of a pixel at unit depth
+    x, y = np.meshgrid(np.arange(width) - (width - 1) / 2, (height - 1) / 2 - np.arange(height))
+    pixels_r3 = np.stack([x.ravel() * step, y.ravel() * step, np.full(x.size, -1.0)], axis=-1)
     direction = pixels_r3 @ rotation_n33.transpose(0, 2, 1)
     color, dist, geom, normal = scene.trace(origin_n3, direction)
     if fine:
-        edge = _subset(_edges(geom, normal, camera.height, camera.width))
+        edge = _subset(_edges(geom, normal, height, width))
         color_e = np.zeros((*edge.shape, 3))
         for dx, dy in _SUBPIXELS:
             rays = pixels_r3[edge] + np.array([dx * step, dy * step, 0.0])
             color_e += scene.trace(origin_n3, rays @ rotation_n33.transpose(0, 2, 1))[0] / len(_SUBPIXELS)
         np.put_along_axis(color, edge[..., None], color_e, axis=1)
-    shape = (len(sims), camera.height, camera.width)
+    shape = (batch.nsim, height, width)
     return {
         "rgb": (color.clip(0.0, 1.0) * 255.0 + 0.5).astype(np.uint8).reshape(*shape, 3),
         "depth": np.where(geom < 0, np.inf, dist).astype(np.float32).reshape(shape),
@@ -96,34 +91,24 @@ def render(
     }
 
 
-@lru_cache(maxsize=32)
-def _pixel_rays(width: int, height: int, fovy_deg: float) -> tuple[Array, float]:
-    """Return rays of unit depth through the pixels in the camera's frame [h*w, 3], and a pixel's size at unit depth."""
-    step = 2.0 * np.tan(np.deg2rad(fovy_deg) / 2.0) / height
-    x, y = np.meshgrid(np.arange(width) - (width - 1) / 2, (height - 1) / 2 - np.arange(height))
-    rays = np.stack([x.ravel() * step, y.ravel() * step, np.full(x.size, -1.0)], axis=-1)
-    rays.setflags(write=False)
-    return rays, float(step)
-
-
-def _poses(batch: Batch, camera: Camera, sims: Ids, model: mujoco.MjModel) -> tuple[Array, Array, float]:
+def _poses(batch: Batch, camera: Camera, model: mujoco.MjModel) -> tuple[Array, Array, float]:
     """Return position [n, 3], camera-to-world rotation [n, 3, 3] and vertical field of view (degrees)."""
     if camera.mount is None:
         assert camera.pos is not None
         assert camera.lookat is not None
         pos = np.array([camera.pos], np.float64)
         rotation = look_at(pos, np.array([camera.lookat]))
-        return np.tile(pos, (len(sims), 1)), np.tile(rotation, (len(sims), 1, 1)), camera.fovy_deg
+        return np.tile(pos, (batch.nsim, 1)), np.tile(rotation, (batch.nsim, 1, 1)), camera.fovy_deg
     cam = mounted_camera(model, camera)
-    pos_n3, rotation_n33 = np.empty((len(sims), 3)), np.empty((len(sims), 3, 3))
+    pos_n3, rotation_n33 = np.empty((batch.nsim, 3)), np.empty((batch.nsim, 3, 3))
     data = mujoco.MjData(model)
-    for row, sim in enumerate(sims):
-        batch.get_data(int(sim), data)
-        model = batch.get_model(int(sim), model)
+    for sim in range(batch.nsim):
+        batch.get_data(sim, data)
+        model = batch.get_model(sim, model)
         mujoco.mj_kinematics(model, data)
         mujoco.mj_comPos(model, data)
         mujoco.mj_camlight(model, data)
-        pos_n3[row], rotation_n33[row] = data.cam_xpos[cam], data.cam_xmat[cam].reshape(3, 3)
+        pos_n3[sim], rotation_n33[sim] = data.cam_xpos[cam], data.cam_xmat[cam].reshape(3, 3)
     return pos_n3, rotation_n33, float(model.cam_fovy[cam])
 
 
@@ -186,13 +171,14 @@ def _edges(geom_nr: Ids, normal_nr3: Array, height: int, width: int) -> NDArray[
 
 
 class _Scene:
-    """Cast and shade rays in simulations ``sims`` [n]."""
+    """Cast and shade rays in the simulations of a batch."""
 
-    def __init__(self, batch: Batch, sims: Ids, groups: Sequence[int], shadows: bool) -> None:
-        self.model = model = batch.get_model(int(sims[0]))
+    def __init__(self, batch: Batch, groups: Sequence[int], shadows: bool) -> None:
+        self.model = model = batch.get_model(0)
         visible = np.isin(np.arange(mujoco.mjNGROUP), groups).astype(np.uint8)
-        self.cast = partial(batch.ray, geomgroup=visible, ids=sims, normal=True)  # distance, geom and normal of hits
-        self.shadows, self.rows = shadows, np.arange(len(sims))[:, None]
+        self.cast = partial(batch.ray, geomgroup=visible, normal=True)  # distance, geom and normal of hits
+        sims = np.arange(batch.nsim)
+        self.shadows, self.rows = shadows, sims[:, None]
         self.plane_g = model.geom_type == mujoco.mjtGeom.mjGEOM_PLANE
         self.rgba_ng4 = geom_colors(batch, sims)
         specular = model.mat_specular[np.clip(model.geom_matid, 0, None)] if model.nmat else 0.0

@@ -24,24 +24,16 @@ def make(task: str, num_envs: int, **options: Any) -> "IsaacGymTask":
 
 
 class IsaacGymTask:
-    """N environments. Every step makes new buffers, so read them again. UserError for environments with cameras."""
+    """N environments. Every step makes new buffers, so read them again. UserError for environments with cameras.
 
-    obs_buf: Tensor
-    """Observations of the policy, float32 [N, S]."""
-    states_buf: Tensor
-    """Observations of a critic: those of the policy and the privileged ones, float32 [N, S + P]."""
-    rew_buf: Tensor
-    """Rewards of the last step, float32 [N]."""
-    reset_buf: Tensor
-    """1 where an episode ended in the last step, int64 [N]."""
-    timeout_buf: Tensor
-    """Whether that end was a truncation, such as by the time limit, bool [N]."""
-    progress_buf: Tensor
-    """Control steps since the beginning of the present episode, int64 [N]."""
+    obs_buf: float32 [N, S]. states_buf: observations of a critic, the privileged ones too, float32 [N, S + P]. rew_buf:
+    float32 [N]. reset_buf: 1 where an episode ended, int64 [N]. timeout_buf: whether by truncation, bool [N].
+    progress_buf: control steps of the present episode, int64 [N]. extras: ``time_outs`` is ``timeout_buf``;
+    ``successes``, whether the task was solved after the last step, bool [N]; if episodes ended, ``final_ids`` [M],
+    ``final_obs`` [M, S], ``final_states`` [M, S + P], and ``episode``, means of return, length and outcomes.
+    """
+
     extras: dict[str, Any]
-    """``time_outs``: ``timeout_buf``. ``successes``: whether the task was solved after the last step, bool [N]. If
-    episodes ended: ``final_ids`` [M], ``final_obs`` [M, S], ``final_states`` [M, S + P], and ``episode``, means of
-    return, length and outcomes."""
 
     def __init__(self, stepper: Stepper) -> None:
         spec = stepper.spec
