@@ -57,6 +57,8 @@ class Recipe:
     make_eval_env: EnvFactory
     eval_plans: PlanFactory
     """Build the envs of evaluations, and draw their episodes."""
+    envs_on_gpu: bool = False
+    """Whether the envs need a GPU if the policy has one; Ray then reserves a share of it for env workers."""
     relabel: Relabel | None = None
     """Rewrites the rewards of a batch before the learner gets it, for instance by a learned reward."""
 

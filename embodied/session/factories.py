@@ -53,7 +53,7 @@ def make_env(
     if hasattr(sim, "dump_dir"):
         sim = replace(sim, dump_dir=str(run_dir / sim.dump_dir))
     if getattr(sim, "device", None) == "auto":
-        sim = replace(sim, device=str(resolve_device(config.runtime.device)))
+        sim = replace(sim, device=str(acting_device(config)))
     spec = make_spec(config, cameras)
     make = FAMILIES[family].build().make
     options = config.task.options

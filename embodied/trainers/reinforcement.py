@@ -126,6 +126,7 @@ def build(config: RunConfig, run_dir: Path, new: bool = True) -> Runtime:
         make_policy=partial(factories.make_initial_policy if new else factories.make_policy, config),
         make_algorithm=make_algorithm,
         make_eval_env=make_env,
+        envs_on_gpu=getattr(config.sim.options, "device", "cpu") != "cpu",
         eval_plans=partial(factories.evaluation_plans, during_training=True),
     )
     return build_runtime(recipe)

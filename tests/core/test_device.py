@@ -85,5 +85,8 @@ def test_a_run_keeps_what_auto_meant_and_reads_the_same_elsewhere(
 def test_parts_on_ray_may_have_a_gpu_that_this_process_lacks() -> None:
     config = RayConfig(device="cuda")
     assert device_of(config) == torch.device("cuda")
-    assert config.resources_of("learner", device_of(config).type == "cuda")["GPU"] == 0.5
+    kinds = ("learner", "actor_server", "env_worker")
+    assert [config.resources_of(kind, True).get("GPU") for kind in kinds] == [0.5, 0.5, None]
+    assert sum(config.resources_of(kind, True, True)["GPU"] for kind in kinds) <= 1
+    assert [config.resources_of(kind, False, True).get("GPU") for kind in kinds] == [None] * 3
     assert acting_device(compose_run({"task": "reach", "runtime": "ray", "device": "cuda"})) == CPU

@@ -16,8 +16,8 @@ class Placement:
 
     resources: dict[str, NonNegative] = field(default_factory=dict)
     """Amounts that each such part reserves on its node, by Ray's names: {CPU: 4, GPU: 0.5, my_resource: 1}. Without CPU
-    none is reserved. Without GPU, parts that compute on one share it: half for the learner, half for all servers.
-    Of several learner processes each reserves a GPU of its own."""
+    none is reserved. Without GPU, parts that compute on one share it: half for the learner, half for all servers, or a
+    third each with a simulator on the GPU. Of several learner processes each reserves a GPU of its own."""
     labels: dict[str, str] = field(default_factory=dict)
     """Labels that the node must have, by Ray's grammar of label selectors: {market-type: "!spot"}."""
 
@@ -98,11 +98,17 @@ class RayConfig(RuntimeConfig):
             max_in_window=self.max_failures_per_hour,
         )
 
-    def resources_of(self, kind: str, on_gpu: bool) -> dict[str, float]:
-        """Return the amounts that a part of this kind (env_worker, actor_server, learner) reserves in a run on GPUs."""
+    def resources_of(self, kind: str, on_gpu: bool, envs_on_gpu: bool = False) -> dict[str, float]:
+        """Return the amounts that a part of this kind (env_worker, actor_server, learner) reserves.
+
+        on_gpu: whether actor servers and learner have a GPU. envs_on_gpu: whether env workers simulate on it too.
+        """
         placement: Placement = getattr(self, kind)
         resources = dict(placement.resources)
-        if on_gpu and kind != "env_worker":
-            learner = 0.5 if self.num_learners == 1 else 1.0  # NCCL has one process a GPU
-            resources.setdefault("GPU", learner if kind == "learner" else 0.5 / self.num_actor_servers)
+        share = 0.33 if envs_on_gpu else 0.5  # of the GPU that parts have together by default
+        number = {"actor_server": self.num_actor_servers, "env_worker": self.num_env_workers, "learner": 1}[kind]
+        if kind == "learner" and self.num_learners > 1:
+            share = 1.0  # NCCL has one process a GPU
+        if on_gpu and (kind != "env_worker" or envs_on_gpu):
+            resources.setdefault("GPU", share / number)
         return resources

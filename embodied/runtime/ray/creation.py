@@ -68,7 +68,8 @@ class Creator:
 
     def _demand(self, kind: str) -> tuple[dict[str, float], dict[str, str]]:
         placement: Placement = getattr(self.config, kind)
-        return self.config.resources_of(kind, self.recipe.device.type == "cuda"), placement.labels
+        on_gpu, envs_on_gpu = self.recipe.device.type == "cuda", self.recipe.envs_on_gpu
+        return self.config.resources_of(kind, on_gpu, envs_on_gpu), placement.labels
 
 
 def roles(config: RayConfig, num_env_workers: int) -> dict[str, tuple[str, int]]:
