@@ -4,17 +4,7 @@ Public API::
 
     from embodied.runtime import LocalConfig, Recipe, build_runtime, checkpoint, evaluate
 
-    recipe = Recipe(
-        LocalConfig(decisions=32, max_staleness=1, eval_every=10, eval_episodes=50),
-        num_envs=1024,
-        seed=0,
-        make_env=lambda num_envs, num_threads: ...,       # -> VecEnv, for training
-        make_sampler=lambda spec, num_envs, seed, incarnation: ...,  # -> EpisodeSampler of training episodes
-        make_policy=lambda spec: ...,                     # EnvSpec -> Policy (a torch module on the CPU)
-        make_algorithm=lambda policy: ...,                # -> Algorithm, called after the policy moved to its device
-        make_eval_env=lambda num_envs, num_threads: ...,  # -> VecEnv
-        eval_plans=lambda spec, episodes, seed: ...,      # -> EpisodePlans of an evaluation
-    )
+    recipe = Recipe(LocalConfig(decisions=32, max_staleness=1), num_envs=1024, seed=0, make_env=..., ...)
     with build_runtime(recipe) as runtime:
         found = checkpoint.load_latest(run_dir)           # None if there is no checkpoint
         if found:

@@ -7,9 +7,8 @@ The ledger bounds the channel, so ``put`` never blocks. With order=ticket, batch
 ``version * batch_fragments ...``. With order=arrival it is taken once any ``batch_fragments`` fragments are there, and
 consists of those with the lowest numbers. Within a batch, fragments are sorted by worker and group.
 
-The learner publishes version 0 before anything acts, then v+1 after its update on batch v. Only then does the ledger
-count batch v as consumed, so a fragment that is admitted by that gets the new weights. Readers may keep what they
-read: it never changes. Normaliser statistics are buffers inside the state. All versions share the frozen weights.
+The learner publishes version 0 before anything acts, then v+1 after its update on batch v (docs/architecture.md has a
+timeline). Readers may keep what they read: it never changes. All versions share the frozen weights.
 """
 
 import threading

@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
+from math import inf
 from typing import Any, Protocol
 
 from torch import Tensor
@@ -49,6 +50,9 @@ class Iteration:
     """Of the iteration: ages of its decisions, requests that the actor served together."""
 
 
+Recover = Callable[[Mapping[str, Any] | None], None]
+
+
 class LearnerLost(Exception):
     """The learner died or hung, and what it learned since its last state is lost. Another one is being started.
 
@@ -56,7 +60,7 @@ class LearnerLost(Exception):
     the beginning. Call ``iterations`` again afterwards. LearnerLost if the new learner is lost too.
     """
 
-    def __init__(self, cause: object, recover: Callable[[Mapping[str, Any] | None], None]) -> None:
+    def __init__(self, cause: object, recover: Recover) -> None:
         super().__init__(f"the learner was lost: {cause}")
         self.recover = recover
 
@@ -97,10 +101,7 @@ class Runtime(AbstractContextManager["Runtime"], ABC):
         self._failure: Exception | None = None  # of the update, whose batch is lost
 
     def iterations(
-        self,
-        max_env_steps: int | None = None,
-        deadline_s: float | None = None,
-        stop_event: threading.Event | None = None,
+        self, max_env_steps: float = inf, deadline_s: float = inf, stop_event: threading.Event | None = None
     ) -> Iterator[Iteration]:
         """Train until env_steps >= max_env_steps, ``running_s() >= deadline_s`` or stop_event is set.
 
@@ -113,11 +114,7 @@ class Runtime(AbstractContextManager["Runtime"], ABC):
         self._start()
         meter, previous_end = Meter(self._totals), running_s()
         self._poll_trace()
-        while not (
-            stop.is_set()
-            or (max_env_steps is not None and self.env_steps >= max_env_steps)
-            or (deadline_s is not None and running_s() >= deadline_s)
-        ):
+        while not (stop.is_set() or self.env_steps >= max_env_steps or running_s() >= deadline_s):
             if self.ledger.version < self.iteration:  # max_staleness=0: the batch of the last update does not count yet
                 self._consume()
             consumed = self.env_steps

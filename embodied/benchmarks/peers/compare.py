@@ -1,13 +1,7 @@
 """Training throughput and time to a level, of our PPO and of other libraries' with the same settings on the same env.
 
-    local_over_<peer>, sync_over_<peer>      env steps per second of runtime=local and runtime=sync / those of the peer,
-                                             median over rounds; in a round every trainer trains from the start, in turn
-    <peer>_time_over_local                   with level=: seconds of the peer to the level / seconds of runtime=local
-    <peer>_time_over_recipe                  with ours=recipe: the same / seconds of ``embodied.train task=<task>``
-
-All but ``recipe`` have the same settings (``PPOSettings``) and step the same pool. Times exclude building. With
-``level=`` every trainer then trains ``seeds`` times to that level or to ``total_steps``, and the median of the seconds
-counts. Ratios are of trainers that reached the level every time.
+All but ``recipe`` have the same settings (``PPOSettings``) and step the same pool. Times exclude building. Ratios of
+times are of trainers that reached the level every time. docs/benchmarks.md has the ratios and their results.
 """
 
 import io

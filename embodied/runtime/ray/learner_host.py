@@ -30,6 +30,7 @@ from embodied.runtime.ray.config import RayConfig
 from embodied.runtime.ray.hosts import Built, Host, Pulse
 from embodied.runtime.ray.wire import PeerLost, Publication, Publisher, fetch
 from embodied.runtime.recipe import Recipe
+from embodied.runtime.threads import ThreadBudget
 from embodied.runtime.watch import Totals, Track, joined
 
 dist: Any = torch.distributed  # the stubs of torch 2.13 lack options of its groups
@@ -107,13 +108,7 @@ class LearnerHost(Host):
     """A learner. policy: the initial one. rng_state: of torch's generator after it was built. rank: of the process."""
 
     def __init__(
-        self,
-        recipe: Recipe,
-        incarnation: int,
-        policy: Policy,
-        rng_state: Tensor,
-        budget: threads.ThreadBudget,
-        rank: int = 0,
+        self, recipe: Recipe, incarnation: int, policy: Policy, rng_state: Tensor, budget: ThreadBudget, rank: int = 0
     ) -> None:
         super().__init__(recipe)
         self.policy, self.rng_state, self.budget, self.rank = policy, rng_state, budget, rank

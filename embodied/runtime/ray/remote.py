@@ -11,7 +11,7 @@ from torch import Tensor
 from embodied.core.algorithm import Metrics
 from embodied.core.errors import one_line
 from embodied.core.policy import Policy
-from embodied.runtime.loop import LearnerLost
+from embodied.runtime.loop import LearnerLost, Recover
 from embodied.runtime.ray.controller import LEARNER, Controller
 from embodied.runtime.ray.hosts import Delivery
 from embodied.runtime.ray.learner_host import Learned
@@ -27,11 +27,7 @@ class RemoteLearner:
     """
 
     def __init__(
-        self,
-        controller: Controller,
-        policy: Policy,
-        wait: Callable[[Any], Future[Any]],
-        recover: Callable[[Mapping[str, Any] | None], None],
+        self, controller: Controller, policy: Policy, wait: Callable[[Any], Future[Any]], recover: Recover
     ) -> None:
         self.track = Track("training loop", "other")  # of the main thread
         self._controller, self._replica, self._wait, self._recover = controller, policy, wait, recover

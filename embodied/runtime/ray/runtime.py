@@ -71,7 +71,6 @@ class RayRuntime(Runtime):
             self._wait_for(self.controller.ready)
             self.opened = opened.pop_all()
 
-    # ---------------------------------------------------------------------------------------------------- the loop
     def learn(self, batch: Sequence[Delivery]) -> Metrics:
         restarts, workers = self.controller.supervision.restarts, self.controller.num_up
         return {**self.learner.learn(batch), "async/restarts": float(restarts), "async/env_workers": float(workers)}
@@ -100,7 +99,6 @@ class RayRuntime(Runtime):
         """Return the tracks of this process; those of the parts come with their signs of life."""
         return {"controller": [self.controller.track, self.learner.track], "evaluator": [self.evaluator.track]}
 
-    # ---------------------------------------------------------------------------------------------------- checkpoints
     @property
     def layout_note(self) -> str:
         controller, learners = self.controller, self.controller.config.num_learners
@@ -167,7 +165,6 @@ class RayRuntime(Runtime):
         self._rollout = dict(runtime["rollout"])
         self.evaluator.forget(runtime["evaluated_at"])
 
-    # ---------------------------------------------------------------------------------------------------- waiting
     def _wait_for(self, event: threading.Event) -> None:
         """Wait for an event. Raise what ended the run meanwhile."""
         while not event.wait(CHECK_S):
@@ -180,7 +177,6 @@ class RayRuntime(Runtime):
             self.threads.check_running()
         return future
 
-    # ---------------------------------------------------------------------------------------------------- the end
     def _keep_weights(self) -> None:
         """Bring ``policy`` up to date for those who read it after the end, unless the learner is in an update."""
         if self.learner.version >= 0 and not self.threads.stopping.is_set():

@@ -141,7 +141,6 @@ class Supervision:
         state = self._parts[part]
         return state.phase is Phase.UP and incarnation in (None, state.incarnation)
 
-    # ---------------------------------------------------------------------------------------------------- events
     def tick(self, now_s: float) -> list[Decision]:
         decisions: list[Decision] = []
         for part in self._parts.values():
@@ -178,7 +177,6 @@ class Supervision:
         state = self._current(part, incarnation, Phase.STARTING, Phase.UP)
         return [] if state is None else self._lost(state, now_s, cause, curable)
 
-    # ---------------------------------------------------------------------------------------------------- inside
     def _current(self, part: str, incarnation: int, *phases: Phase) -> _Part | None:
         """Return the state of a part, or None if the event is of another incarnation or phase, or of an ended run."""
         state = self._parts[part]
