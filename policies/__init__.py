@@ -3,8 +3,7 @@
 from typing import TYPE_CHECKING
 
 from embodied.core.lazy import lazy_names
-from embodied.policies.config import CategoricalConfig, DSRLConfig, FlowConfig, GaussianConfig, VLAConfig
-from embodied.policies.registry import POLICIES
+from embodied.policies.config import POLICIES, CategoricalConfig, DSRLConfig, FlowConfig, GaussianConfig, VLAConfig
 
 if TYPE_CHECKING:
     from embodied.policies.categorical import CategoricalPolicy

@@ -1,14 +1,18 @@
-"""Options of the policies. Nothing here imports torch or transformers."""
+"""Options and registry of the policies. Importing this imports neither torch nor transformers."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import field
-from typing import Annotated, Any, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 from pydantic import Field
 
 from embodied.core.errors import UserError
 from embodied.core.options import NonNegativeInt, Positive, PositiveInt, Widths, config_dataclass
+from embodied.core.registry import Registry
 from embodied.core.spec import CameraSpec
+
+if TYPE_CHECKING:
+    from embodied.core.policy import Policy
 
 Part = Literal["vision", "language"]
 PARTS: tuple[Part, ...] = get_args(Part)
@@ -238,3 +242,14 @@ def _merge_nested(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> dict[st
         both = isinstance(value, Mapping) and isinstance(merged.get(key), Mapping)
         merged[key] = _merge_nested(merged[key], value) if both else value
     return merged
+
+
+POLICIES: "Registry[Callable[..., Policy]]" = Registry("policy")
+"""Builders, called as ``build(spec, config)`` with an EnvSpec and an instance of the entry's config dataclass."""
+
+POLICIES.declare("gaussian", "embodied.policies.gaussian:GaussianPolicy", GaussianConfig)
+POLICIES.declare("flow", "embodied.policies.flow.policy:FlowPolicy", FlowConfig)
+POLICIES.declare("dsrl", "embodied.policies.dsrl:DSRLPolicy", DSRLConfig)
+POLICIES.declare("categorical", "embodied.policies.categorical:CategoricalPolicy", CategoricalConfig)
+POLICIES.declare("vla", "embodied.policies.vla.policy:VLAPolicy", VLAConfig)
+POLICIES.declare("vla_tiny", "embodied.policies.vla.policy:VLAPolicy", VLAConfig)

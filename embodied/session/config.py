@@ -30,7 +30,7 @@ from embodied.core.options import (
 )
 from embodied.envs.episodes.registry import SAMPLERS
 from embodied.envs.registry import DEFAULT_FAMILY, FAMILIES, TASKS, simulators, split_name
-from embodied.policies.registry import POLICIES
+from embodied.policies.config import POLICIES
 from embodied.runtime.config import RuntimeConfig
 from embodied.runtime.registry import RUNTIMES
 from embodied.session.files import CONFIG_FILE, check_run_dir
