@@ -62,12 +62,11 @@ def make_pool(
     task_config, sim: options of the task and of ``SimConfig``, with defaults for missing ones.
     """
     from embodied.envs.mujoco.pool import MujocoPool
-    from embodied.envs.rendering.vision import find_cameras
 
-    entry, placed = TASKS[task], find_cameras(cameras)
+    entry = TASKS[task]
     config = from_mapping(entry.config, task_config, f"task.{task}")
     options = from_mapping(SimConfig, sim or {}, "sim")
-    return MujocoPool(entry.build(config), num_envs=num_envs, num_threads=num_threads, sim=options, cameras=placed)
+    return MujocoPool(entry.build(config), num_envs=num_envs, num_threads=num_threads, sim=options, cameras=cameras)
 
 
 def make_sampler(env: MujocoPool, seed: int = 0, **setup: Any) -> UniformSampler:

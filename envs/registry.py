@@ -1,4 +1,4 @@
-"""The registries of tasks and of families of environments.
+"""The registries of tasks and of families of environments, and our own family.
 
 A family is a simulator with its environments; ``task=<family>/<id>`` names one of them. A name without ``/`` is one of
 our own tasks, in the family ``mujoco``. Other distributions add families and tasks by entry points in the groups
@@ -14,11 +14,13 @@ from embodied.core.errors import UserError
 from embodied.core.options import from_mapping
 from embodied.core.registry import Registry
 from embodied.core.spec import CameraSpec, EnvSpec
-from embodied.envs.mujoco.config import SimConfig
+from embodied.envs.mujoco.config import SimConfig, WarpConfig
 from embodied.envs.tasks import config
 
 if TYPE_CHECKING:
     from embodied.core.env import VecEnv
+    from embodied.envs.mujoco.pool import MujocoPool
+    from embodied.envs.mujoco.warp.pool import WarpPool
     from embodied.envs.tasks.base import Task
 
 TASKS: Registry[type[Task]] = Registry("task", group="embodied.tasks")
@@ -55,10 +57,39 @@ class Family(Protocol):
 
 FAMILIES: Registry[type[Family]] = Registry("family of environments", group="embodied.families")
 DEFAULT_FAMILY = "mujoco"
-FAMILIES.declare(DEFAULT_FAMILY, "embodied.envs.mujoco.family:MujocoFamily", SimConfig)
 FAMILIES.declare("envpool", "embodied.envs.adapters.envpool.family:EnvpoolFamily", "EnvpoolConfig")
 FAMILIES.declare("gym", "embodied.envs.adapters.gym.family:Gym", "GymSimConfig")
 FAMILIES.declare("maniskill", "embodied.envs.adapters.maniskill.family:ManiSkill", "ManiSkillConfig")
+
+
+@FAMILIES.register(DEFAULT_FAMILY, config=SimConfig)
+class MujocoFamily:
+    """Our own tasks."""
+
+    simulators: Mapping[str, type[Any]] = {DEFAULT_FAMILY: SimConfig, "warp": WarpConfig}
+
+    def ids(self) -> Sequence[str]:
+        return TASKS.names()
+
+    def task_config(self, id: str) -> type[Any]:
+        return TASKS[id].config
+
+    def spec(self, id: str, task: Any, cameras: Sequence[CameraSpec] = ()) -> EnvSpec:
+        from embodied.envs.rendering.vision import find_cameras
+        from embodied.envs.tasks.base import task_spec
+
+        return task_spec(TASKS[id].build(task), find_cameras(cameras))
+
+    def make(
+        self, id: str, task: Any, *, num_envs: int, num_threads: int, sim: Any, cameras: Sequence[CameraSpec] = ()
+    ) -> MujocoPool | WarpPool:
+        if isinstance(sim, WarpConfig):
+            from embodied.envs.mujoco.warp.pool import WarpPool
+
+            return WarpPool(TASKS[id].build(task), num_envs=num_envs, sim=sim, cameras=cameras)
+        from embodied.envs.mujoco.pool import MujocoPool
+
+        return MujocoPool(TASKS[id].build(task), num_envs=num_envs, num_threads=num_threads, sim=sim, cameras=cameras)
 
 
 def split_name(task: str) -> tuple[str, str]:

@@ -24,7 +24,7 @@ from embodied.core.contract import check_state
 from embodied.core.episodes import EpisodePlans, EpisodeSampler, Ints
 from embodied.core.errors import UserError
 from embodied.core.process.child import Builder
-from embodied.core.spec import SUCCESS, Term
+from embodied.core.spec import SUCCESS, CameraSpec, Term
 from embodied.core.types import Obs
 from embodied.envs.base.episodic import Advance, EpisodicEnv
 from embodied.envs.episodes.seeding import EpisodeRng
@@ -34,7 +34,7 @@ from embodied.envs.mujoco.randomization.randomizer import Fields, Randomizer
 from embodied.envs.mujoco.view import View
 from embodied.envs.mujoco.viewer import FRONT, Viewer, quick_viewer
 from embodied.envs.rendering.cameras import Camera
-from embodied.envs.rendering.vision import CameraRig
+from embodied.envs.rendering.vision import CameraRig, find_cameras
 from embodied.envs.tasks.base import Task, task_spec
 
 _WARNINGS = slice(int(mujoco.mjtWarning.mjWARN_BADQPOS), int(mujoco.mjtWarning.mjWARN_BADQACC) + 1)
@@ -65,12 +65,13 @@ class MujocoPool(EpisodicEnv):
         num_envs: int,
         num_threads: int = 0,
         sim: SimConfig | None = None,
-        cameras: Sequence[Camera] = (),
+        cameras: Sequence[Camera | CameraSpec] = (),
     ) -> None:
         if num_threads < 0:
             raise UserError(f"num_threads: got {num_threads}, allowed: at least 0, which is all cores")
         sim = sim or SimConfig()
-        super().__init__(task_spec(task, cameras), num_envs)
+        placed = find_cameras(cameras)
+        super().__init__(task_spec(task, placed), num_envs)
         self.task, self.expert = task, task.expert
         terms = {name: term for name, term in sim.randomization.items() if term is not None}
         spec = task.scene()
@@ -92,8 +93,8 @@ class MujocoPool(EpisodicEnv):
         if self.non_model.sizes is not None:
             self.view.sizes = self.non_model.sizes.by_name
         self.rig = None
-        if cameras and task.robot.coarse is not None:
-            self.rig = CameraRig(self.batch, spec, task.robot.coarse, cameras, sim.camera_randomization)
+        if placed and task.robot.coarse is not None:
+            self.rig = CameraRig(self.batch, spec, task.robot.coarse, placed, sim.camera_randomization)
         self.observe_images = True  # if False, nothing is rendered, and observations have no images
         self.observe_segmentation = False  # if True, also ``segmentation.<camera>``, ids of ``rig.model``'s geoms
         self._model_seed_N = np.full(num_envs, -1, dtype=np.int64)  # env seed that each model was randomised with

@@ -9,7 +9,7 @@ import torch
 
 from embodied.core.device import CPU, resolve_device
 from embodied.core.errors import UserError
-from embodied.envs.mujoco.family import MujocoFamily
+from embodied.envs.registry import MujocoFamily
 from embodied.runtime import LocalConfig, RayConfig
 from embodied.runtime.recipe import device_of
 from embodied.session.config import compose_run, resolve, to_mapping, with_device
