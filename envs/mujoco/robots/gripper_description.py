@@ -81,17 +81,14 @@ class GripperDescription:
 
     @property
     def arm(self) -> ArmSpec | None:
-        return None if self.max_velocity is None else self._described(self.max_velocity)
+        return None if self.max_velocity is None else self.kinematics
 
     @property
     def kinematics(self) -> ArmSpec:
-        """The arm with speeds of 1, on which neither its kinematics nor its control law depend."""
-        return self._described(np.ones(self.num_joints))
-
-    def _described(self, max_velocity: np.ndarray) -> ArmSpec:
-        config = self.config
+        """The arm; unknown speeds are 1, on which neither its kinematics nor its control law depend."""
+        config, speeds = self.config, np.ones(self.num_joints) if self.max_velocity is None else self.max_velocity
         return ArmSpec(
-            *joint_specs(self.mjcf, tuple(map(float, self.home_qpos)), tuple(map(float, max_velocity))),
+            *joint_specs(self.mjcf, tuple(map(float, self.home_qpos)), tuple(map(float, speeds))),
             GripperSpec(self.finger_open_m, self.finger_closed_m, config.gripper_m, self.finger_max_m),
             config.mode, config.rotation, config.damping, config.posture_gain, *self.workspace_m,
         )  # fmt: skip

@@ -14,7 +14,6 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -58,13 +57,27 @@ class WarpBatch:
     def __init__(
         self, model: mujoco.MjModel, nsim: int, device: torch.device, max_contacts: int, max_constraints: int
     ) -> None:
-        self._warp, self._engine = _modules()
+        try:
+            import warp
+
+            warp.config.log_level = warp.LOG_ERROR  # it writes nothing to stdout
+            warp.init()
+            import mujoco_warp as engine
+        except ModuleNotFoundError as error:
+            raise UserError(f"sim=warp needs MuJoCo Warp, which is not installed: {INSTALL}") from error
+        self._warp, self._engine = warp, engine
         self.model, self.nsim, self.device = model, nsim, device
-        self._device = self._warp.device_from_torch(device)
-        with _TURN, self._warp.ScopedDevice(self._device):
-            self._model = _put(self._engine, model)
-            self._data = self._engine.make_data(model, nworld=nsim, nconmax=max_contacts, njmax=max_constraints)
-        overflow = self._engine.OverflowType
+        self._device = warp.device_from_torch(device)
+        supported = copy.copy(model)
+        supported.opt.disableflags &= ~int(mujoco.mjtDisableBit.mjDSBL_AUTORESET)  # Warp refuses the flag
+        with _TURN, warp.ScopedDevice(self._device):
+            try:
+                self._model = engine.put_model(supported)
+            except NotImplementedError as error:
+                raise UserError(f"sim=warp cannot simulate this task: {one_line(error)}") from error
+            self._model.opt.warn_overflow = 0  # it would print to stdout; ``WarpGuard`` reports it
+            self._data = engine.make_data(model, nworld=nsim, nconmax=max_contacts, njmax=max_constraints)
+        overflow = engine.OverflowType
         self.no_room = int(overflow.NEFC | overflow.NJMAX_NNZ | overflow.BROADPHASE | overflow.NARROWPHASE)
         self.overflow_N = self.bind("overflow")
         self._state = {name: self.bind(name) for name in STATE if getattr(self._data, name).size}
@@ -132,31 +145,6 @@ class WarpBatch:
             for graph in graphs:
                 self._warp.capture_launch(graph)
             self._warp.synchronize_device(self._device)
-
-
-def _modules() -> tuple[Any, Any]:
-    """Import Warp and MuJoCo Warp, which then write nothing to stdout. UserError if they are not installed."""
-    if find_spec("mujoco_warp") is None or find_spec("warp") is None:
-        raise UserError(f"sim=warp needs MuJoCo Warp, which is not installed: {INSTALL}")
-    import warp
-
-    warp.config.log_level = warp.LOG_ERROR
-    warp.init()
-    import mujoco_warp
-
-    return warp, mujoco_warp
-
-
-def _put(engine: Any, model: mujoco.MjModel) -> Any:
-    """Return the model on the present device. UserError if MuJoCo Warp cannot simulate it."""
-    supported = copy.copy(model)
-    supported.opt.disableflags &= ~int(mujoco.mjtDisableBit.mjDSBL_AUTORESET)  # Warp knows none, and refuses the flag
-    try:
-        put = engine.put_model(supported)
-    except NotImplementedError as error:
-        raise UserError(f"sim=warp cannot simulate this task: {one_line(error)}") from error
-    put.opt.warn_overflow = 0  # it would print to stdout; ``WarpGuard`` reports it
-    return put
 
 
 class WarpPool(EpisodicEnv):
