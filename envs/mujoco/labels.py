@@ -21,7 +21,7 @@ class LabeledPool:
         """UserError for environments whose images nothing labels."""
         if not isinstance(pool, MujocoPool) or pool.rig is None or not pool.task.descriptions:
             raise UserError(f"task={pool.spec.task}: its environments do not label images")
-        self.pool, self.rig = pool, pool.rig
+        self.pool, self.rig, self.expert, self.close = pool, pool.rig, pool.task.expert, pool.close
         self.spec, self.num_envs, self.masks = pool.spec, pool.num_envs, masks
         pool.observe_segmentation = masks
         self._sampler = sampler
@@ -41,13 +41,6 @@ class LabeledPool:
         """Execute one action and return the labelled observation after it."""
         self.pool.observe_images = True
         return self._labeled(self.pool.step(action_NA).obs)
-
-    def expert(self) -> Tensor:
-        """Return the action of the task's scripted expert, [N, A]."""
-        return self.pool.task.expert()
-
-    def close(self) -> None:
-        self.pool.close()
 
     def _labeled(self, obs: Obs) -> Obs:
         """Replace the segmentation of an observation by its labels, those of pixels uint8 [N, height, width]."""

@@ -38,7 +38,6 @@ class Frame(NamedTuple):
         return Frame(np.empty((*shape, 3), np.uint8), np.empty(shape, np.float32), geom)
 
     def view(self, rows: slice) -> "Frame":
-        """Return a view of some rows."""
         return Frame(self.rgb[rows], self.depth[rows], None if self.geom is None else self.geom[rows])
 
     def put(self, rows: Ids | slice, other: "Frame") -> None:

@@ -106,7 +106,6 @@ class Hit(NamedTuple):
 
 
 def dot(a: Vector, b: Vector) -> Array32:
-    """Return the scalar product."""
     product: Array32 = a[0] * b[0] + a[1] * b[1] + a[2] * b[2]
     return product
 

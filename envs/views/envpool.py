@@ -138,8 +138,6 @@ class EnvPoolView:
 
 
 class _Batch:
-    """A stepper with the ids of its envs."""
-
     def __init__(self, stepper: Stepper, ids: NDArray[np.int32]) -> None:
         self.stepper, self.ids, self.form = stepper, ids, form_of(stepper.spec)
 

@@ -57,7 +57,6 @@ class RlGamesVecEnv(IsaacGymTask, IVecEnv):
         self.state_space = _gym_space(self.state_space)
 
     def step(self, actions: Tensor) -> tuple[dict[str, Tensor], Tensor, Tensor, dict[str, Any]]:
-        """Make one control step with actions [N, A]."""
         obs, rewards, dones, extras = super().step(actions)
         return obs, rewards, dones, {**extras, "scores": extras["successes"].float()}
 

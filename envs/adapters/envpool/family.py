@@ -77,7 +77,6 @@ class Pool:
         self._pool._send([env_id, env_id, action.astype(self._dtype, order="C")])  # the second is that of players
 
     def reset(self, env_id: NDArray[np.int32]) -> None:
-        """Begin an episode in each of envs ``env_id``."""
         self._builder.check()
         self._pool._reset(env_id)
 

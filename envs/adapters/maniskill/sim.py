@@ -128,7 +128,6 @@ class Simulations:
     """
 
     def ids(self) -> list[str]:
-        """Return the names of all environments."""
         return list(registered())
 
     def describe(self, request: Request) -> Description:
@@ -195,7 +194,6 @@ def _entry(id: str) -> Any:
 
 
 def _make(request: Request, num_envs: int, obs_mode: str) -> Any:
-    """Build a ManiSkill environment. UserError as in ``Simulation``."""
     entry = _entry(request.id)
     import sapien
     from mani_skill.agents.registration import REGISTERED_AGENTS
