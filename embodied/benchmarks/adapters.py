@@ -39,10 +39,7 @@ def compare(
     report: Report, name: str, task: str, make_bare: Callable[[str, int, int], Any], num_envs: int, num_threads: int,
     rounds: int, steps: int,
 ) -> None:  # fmt: skip
-    """Add ``<name>_adapter_over_bare`` and both speeds, if both can be built here.
-
-    make_bare: builds and resets the bare envs, given id, number, threads.
-    """
+    """Add ``<name>_adapter_over_bare`` and both speeds, if both can be built. make_bare: given id, number, threads."""
     family, _, id = task.partition("/")
     sim = {"processes": 0} if family == "gym" else {}
 

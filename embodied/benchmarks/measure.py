@@ -61,10 +61,7 @@ class Report:
 
 
 def in_turns(measures: Mapping[str, Callable[[], T]], rounds: int, warm_up: int = 1) -> dict[str, list[T]]:
-    """Run each measure once per round, every other round in reverse order; return its values by name.
-
-    warm_up: first rounds, which do not count.
-    """
+    """Run each measure once per round, in alternating order; return its values after the ``warm_up`` rounds."""
     results: dict[str, list[T]] = {name: [] for name in measures}
     for number in range(warm_up + rounds):
         for name in list(measures)[:: -1 if number % 2 else 1]:

@@ -177,10 +177,7 @@ class ArmLaw:
         self.workspace_high_31 = array([[bound] for bound in arm.workspace_high_m])
 
     def joint_targets(self, move_MN: AnyArray, qpos_JN: AnyArray, tool: Callable[[], ToolPose]) -> AnyArray:
-        """Return joint targets [J, N].
-
-        move: the action without the gripper, m and rad. tool: returns the measured pose; called with ``ee_delta``.
-        """
+        """Return joint targets [J, N]. move: action without the gripper (m, rad). tool: returns the measured pose."""
         if self.arm.control == "joint_delta":
             delta_JN = move_MN
         else:
@@ -189,10 +186,7 @@ class ArmLaw:
         return (qpos_JN + delta_JN).clip(self.low_J1, self.high_J1)
 
     def finger_step(self, wanted_m: AnyArray, target_m: AnyArray) -> AnyArray:
-        """Return the movement of the fingers' target, m: towards the wanted one, at a limited rate.
-
-        So the noise of exploration does not drop a held object.
-        """
+        """Return the movement of the fingers' target, m. Its rate is limited, so that noise drops no held object."""
         step_m = self.arm.gripper.max_step_m
         return (wanted_m - target_m).clip(-step_m, step_m)
 

@@ -57,10 +57,7 @@ def parse_overrides(argv: Sequence[str]) -> dict[str, Any]:
 
 
 def nest(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Turn ``{"algo.gamma": 0.9}`` into ``{"algo": {"gamma": 0.9}}``.
-
-    UserError if a key is both a value and a section.
-    """
+    """Turn ``{"algo.gamma": 0.9}`` into nested sections. UserError if a key is both a value and a section."""
     root: dict[str, Any] = {}
     apply_values(root, values)
     return root

@@ -11,10 +11,7 @@ from embodied.core.types import Obs, Timestep
 
 
 def check_obs(env: VecEnv, obs: Obs, rows: int, what: str) -> None:
-    """Raise UserError unless ``obs`` holds ``rows`` observations that fit ``env.spec``.
-
-    what: origin of ``obs`` for the message, such as ``step().obs``.
-    """
+    """Raise UserError unless ``obs`` has ``rows`` observations that fit ``env.spec``. what: its origin, in words."""
     expected = env.spec.arrays
     if env.spec.cameras and env.spec.instructions:
         expected["instruction"] = (), "int64"

@@ -187,10 +187,7 @@ class Fragment:
         return int(self.num_steps_TN.sum())
 
     def transitions(self) -> Transitions:
-        """Return the decisions with their next observations, ordered by decision, then by env.
-
-        There are T * N decisions, minus the ignored ones.
-        """
+        """Return the decisions that are not ignored, with next observations, ordered by decision, then by env."""
         counts_B = self.num_steps_TN.flatten() > 0
         decision_M, env_M = self.final_index_M2.unbind(-1)
         next_obs = {}

@@ -115,10 +115,7 @@ def action_units(spec: EnvSpec) -> tuple[str, ...]:
 
 
 def check_actions(action_FA: Tensor, spec: EnvSpec, column: Column, path: Path) -> list[str]:
-    """Return a line if entries use less than SMALL of the space. UserError for actions beyond it.
-
-    column: how the actions were converted already.
-    """
+    """Return a line if entries use less than SMALL of the space. UserError beyond it. column: conversion so far."""
     if not isinstance(spec.action, Box):
         return []
     beyond: dict[int, Conversion | None] = {}

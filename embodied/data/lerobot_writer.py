@@ -30,10 +30,7 @@ Array = NDArray[Any]
 
 
 def write(path: Path, episodes: Sequence[Episode], spec: EnvSpec) -> None:
-    """Write ``episodes`` (one or more) as a data set at ``path``. A failure leaves nothing.
-
-    UserError if ``path`` exists or cannot be written.
-    """
+    """Write one or more episodes as a data set, or nothing. UserError if ``path`` exists or cannot be written."""
     assert episodes
     partial = path.with_name(f".{path.name}.writing")
     try:

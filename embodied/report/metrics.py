@@ -91,10 +91,7 @@ def evaluated_success(row: Mapping[str, Any]) -> float | None:
 
 
 def read_metrics(path: Path, last: int = 0) -> list[dict[str, Any]]:
-    """Read the rows of a ``metrics.jsonl``, without a last line that a crash cut short.
-
-    last: read only so many rows at the end, without the whole file.
-    """
+    """Read the whole rows of a ``metrics.jsonl``. last: only so many at the end, without reading the whole file."""
     if not path.exists():
         return []
     rows: list[dict[str, Any]] = []

@@ -22,10 +22,7 @@ from embodied.runtime.watch import Totals, Track, joined
 
 
 class OneProcess(Runtime):
-    """Base class that builds all parts.
-
-    If the simulator is on the learner's device, observations and actions stay there from simulator to learner.
-    """
+    """Base class that builds all parts. Observations and actions stay on a device that simulator and learner share."""
 
     learner: Learner
 

@@ -56,10 +56,7 @@ def torch_cores(cores: int | None = None) -> int:
 
 
 def plan(config: RuntimeConfig, device: torch.device, cores: int | None = None) -> ThreadBudget:
-    """Return the budget of a run; numbers in the config other than 0 take precedence.
-
-    cores: None is all that this process may use.
-    """
+    """Return the budget of a run; numbers in the config take precedence. cores: None is all of this process."""
     cores = cores or available_cores()
     most = torch_cores(cores)
     overlapping = config.overlaps and config.max_staleness > 0

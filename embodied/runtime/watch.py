@@ -52,10 +52,7 @@ class Span(NamedTuple):
 
 
 class Track:
-    """Activities of one part. The part writes, one thread at a time; any thread may read.
-
-    name: of the part, or of a group of it. activity: the first one.
-    """
+    """Activities of one part, written by one thread at a time, read by any. activity: the first one."""
 
     def __init__(self, name: str, activity: str) -> None:
         self.name = name
@@ -93,10 +90,7 @@ class Track:
             return totals | {key: totals.get(key, 0.0) + running_s() - self._since}
 
     def take_spans(self, recording: bool) -> list[Span]:
-        """Return the spans since the last call, in order, and keep those from now on or not.
-
-        A change cuts the present activity in two.
-        """
+        """Return the spans since the last call, in order. recording: whether to keep those from now on."""
         with self._lock:
             if recording != self._recording:
                 self._close()
@@ -123,10 +117,7 @@ def joined(parts: Sequence[Totals]) -> dict[str, float]:
 
 
 class Meter:
-    """Differences between readings; the first is that of its creation.
-
-    totals: reads those of env_worker, actor_server and learner.
-    """
+    """Differences between readings, the first at its creation. totals: of env_worker, actor_server and learner."""
 
     def __init__(self, totals: Callable[[], dict[str, Totals]]) -> None:
         self._totals = totals

@@ -29,10 +29,7 @@ NEAR_M = 0.12  # near: the named object is closer to the tool than this, so the 
 
 
 class GroundingTrainer(SupervisedTrainer):
-    """Train on scenes of the run's task. UserError if task and policy do not fit.
-
-    A resumed run sees other scenes than an uninterrupted one.
-    """
+    """Train on scenes of the run's task; a resumed run sees other ones. UserError if task and policy do not fit."""
 
     loss_name = "train/grounding_loss"
     algorithm: Grounding

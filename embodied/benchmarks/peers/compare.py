@@ -62,10 +62,7 @@ class CompareOptions:
 
 
 def compare(options: CompareOptions, short: bool) -> Report:
-    """Measure; ``short`` only shows that it works.
-
-    UserError for a library that is not installed, or that cannot learn the task.
-    """
+    """Measure; ``short`` shows that it works. UserError for a missing library, or one that cannot learn the task."""
     if short:
         small = replace(options.ppo, num_envs=8, decisions=8, epochs=1)
         options = replace(options, ppo=small, rounds=1, iterations=1, warmup=1, total_steps=256)

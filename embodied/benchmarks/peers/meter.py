@@ -71,10 +71,7 @@ class Mark:
 
 
 class Meter:
-    """Clock and statistics of one training.
-
-    iterations, env_steps: where it ends, whichever is first. level: also ends where the quality is at least this.
-    """
+    """Clock and statistics of a training, which ends after iterations, env_steps or at a quality of ``level``."""
 
     def __init__(
         self, spec: EnvSpec, iterations: float = math.inf, env_steps: float = math.inf, level: float = math.inf

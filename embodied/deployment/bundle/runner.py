@@ -36,10 +36,7 @@ class Planner(Protocol):
     bundle: Bundle
 
     def plan(self, inputs: Mapping[str, NDArray[Any]]) -> NDArray[np.float32]:
-        """Return the chunk [N, H, A] in physical units for N rows of every input of the bundle.
-
-        UserError for a wrong name, shape, type or value.
-        """
+        """Return the chunk [N, H, A] in physical units. UserError for an input of wrong name, shape, type or value."""
 
 
 class InputSpec:
@@ -111,10 +108,7 @@ class InputSpec:
 
 
 class PolicyRunner:
-    """A ``Planner`` in this process.
-
-    path: directory of the bundle; its hashes are checked. num_threads: threads of one inference.
-    """
+    """A ``Planner`` in this process. path: bundle, whose hashes are checked. num_threads: threads of one inference."""
 
     def __init__(self, path: Path, num_threads: int = 1) -> None:
         self.path, self.bundle = path, read_bundle(path)

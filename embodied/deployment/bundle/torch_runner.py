@@ -67,10 +67,7 @@ class PhysicalPlan(nn.Module):
 
 
 def write_model(path: Path, policy: Policy, options: Mapping[str, Any]) -> None:
-    """Write all that ``TorchRunner`` needs into a directory. UserError if the policy wraps no model.
-
-    options: section ``policy`` of the run's configuration.
-    """
+    """Write what ``TorchRunner`` needs. UserError if the policy wraps no model. options: section policy of the run."""
     if policy.library is None:
         raise UserError(f"layout=transformers: policy {options['name']} wraps no model of transformers, allowed: onnx")
     policy.save_pretrained(path)

@@ -261,10 +261,7 @@ class EpisodeRun:
             self._request(start)
 
     def _observe(self, watched: bool = True) -> Measurement:
-        """Return the newest observation. Unusable if it is old or not finite.
-
-        watched: raise RobotHangs if the robot took too long.
-        """
+        """Return the newest observation. Unusable if old or not finite; RobotHangs if ``watched`` and it came late."""
         observation, builder = self.loop.robot.get_observation(), self.loop.builder
         if watched:
             self.watchdog.answered("get_observation")

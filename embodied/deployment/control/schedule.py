@@ -80,10 +80,7 @@ class Schedule:
         return self.kind != "rtc" or not self._chunks
 
     def request(self, step: int, late_s: float = 0.0) -> PlanRequest | None:
-        """Return what to plan from the observation of control step ``step``; None if nothing is due.
-
-        late_s: time since that observation.
-        """
+        """Return what to plan from an observation of ``step``, made ``late_s`` ago; None if nothing is due."""
         lead = 1 if self.kind == "ensemble" else self.execute
         if self.kind == "rtc":
             lead = max(1, min(self.execute, self.horizon - self.delay()))

@@ -132,10 +132,7 @@ def write_mapping(path: Path, mapping: RobotMapping) -> None:
 
 
 class MappedRobot:
-    """A ``Robot`` in our names and units around one of another library.
-
-    UserError for a robot without the names of the mapping.
-    """
+    """A ``Robot`` of another library in our names and units. UserError for one without the names of the mapping."""
 
     def __init__(self, robot: Robot, mapping: RobotMapping, arm: ArmSpec) -> None:
         mapping.check(arm)

@@ -54,10 +54,7 @@ ALLOWANCE_BYTES = 65536  # bytes of a message besides its arrays
 
 
 def require_packages(key: str) -> None:
-    """Raise UserError, with the command that installs them, unless the packages of the protocol are here.
-
-    key: the option or command that needs them.
-    """
+    """Raise UserError unless the packages of the protocol are here. key: option or command that needs them."""
     try:
         for name in ("websockets", "msgpack"):
             importlib.import_module(name)
@@ -186,10 +183,7 @@ def is_authorized(headers: list[str], key: str) -> bool:
 
 
 class RequestReader:
-    """Inputs of a bundle's policy from the requests of one connection.
-
-    seed: of the noise for requests that bring none, if the bundle's noise is ``seeded``.
-    """
+    """Inputs of a bundle's policy from the requests of one connection. seed: of noise that is ``seeded``."""
 
     def __init__(self, bundle: Bundle, seed: int = 0) -> None:
         self.bundle, self.spec = bundle, InputSpec(bundle)

@@ -116,10 +116,7 @@ class PolicyServer:
 
     @asynccontextmanager
     async def listening(self) -> AsyncIterator[int]:
-        """Listen, and yield the port. At the end clients are told, and what is under way is finished.
-
-        UserError if the address cannot be had.
-        """
+        """Listen, and yield the port; at the end finish what is under way. UserError if the address cannot be had."""
         options = self.options
         try:
             server = await serve(

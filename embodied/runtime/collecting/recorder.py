@@ -59,10 +59,7 @@ class Recorder:
             self.episodes.append(step.episodes.counted())
 
     def end(self, index_M2: Tensor, value_M: Tensor, final_obs: Obs) -> None:
-        """Keep the last observations [M, ...] of episodes that ended, and their values, which count if truncated.
-
-        index_M2: decision and env of each end.
-        """
+        """Keep last observations [M, ...] of episodes and their values. index_M2: decision and env of each end."""
         at = index_M2[:, 0], index_M2[:, 1]
         value_M = torch.where(self.num_steps_TN[at] > 0, value_M, self.value_TN[at])
         self.final_value_TN[at] = torch.where(self.truncated_TN[at], value_M, 0.0)

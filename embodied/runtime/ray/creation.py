@@ -34,10 +34,7 @@ class Creator:
         self._recipe, self._policy = ray.put(recipe), ray.put(self.policy)
 
     def __call__(self, kind: str, index: int, incarnation: int) -> list[Any]:
-        """Return the handles of a part's new processes, whose ``build`` has not been called.
-
-        incarnation: of a worker's seeds or of a learner's weights.
-        """
+        """Return a part's new processes, not built yet. incarnation: of a worker's seeds or a learner's weights."""
         resources, labels = self._demand(kind)
         config, budget = self.config, self.recipe.budget
         own = {"CPU": "num_cpus", "GPU": "num_gpus", "memory": "memory"}  # in Ray's options, beside other resources

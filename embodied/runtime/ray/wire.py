@@ -140,10 +140,7 @@ class Publication:
 
 
 class Publisher:
-    """The learner's end. It keeps the references of the newest version; older ones are freed with their last reader.
-
-    learner: its incarnation.
-    """
+    """The learner's end, which keeps the references of the newest version. learner: its incarnation."""
 
     def __init__(self, learner: int = 0) -> None:
         self.learner = learner
