@@ -98,20 +98,16 @@ def split_name(task: str) -> tuple[str, str]:
     return (family, id) if slash else (DEFAULT_FAMILY, task)
 
 
-def simulators(family: str) -> Mapping[str, type[Any]]:
-    """Return the dataclasses of ``sim`` options of the simulators of a family by name; the first is the default."""
-    entry = FAMILIES[family]
-    found: Mapping[str, type[Any]] = getattr(entry.build, "simulators", {family: entry.config})
-    return found
+def sim_options(task: str, options: Mapping[str, Any]) -> tuple[str, Any]:
+    """Return the name and the checked options of the simulator of a task, which ``options["name"]`` may name.
 
-
-def sim_options(family: str, options: Mapping[str, Any]) -> Any:
-    """Return the checked options of the simulator that ``options["name"]`` names, or else of the family's default.
-
-    UserError for a simulator that does not run the family, and for an unknown option.
+    For a task of another simulator, ``mujoco``, the default of ``sim=``, is the first of its family. UserError for a
+    simulator that does not run the task, and for an unknown option.
     """
-    allowed = simulators(family)
-    name = options.get("name", next(iter(allowed)))
-    if name not in allowed:
-        raise UserError(f"sim={name} does not run tasks of the family {family}, allowed: {', '.join(allowed)}")
-    return from_mapping(allowed[name], {key: value for key, value in options.items() if key != "name"}, "sim")
+    family, _ = split_name(task)
+    entry, name = FAMILIES[family], options.get("name", DEFAULT_FAMILY)
+    allowed: Mapping[str, type[Any]] = getattr(entry.build, "simulators", {family: entry.config})
+    if name not in (*allowed, DEFAULT_FAMILY):
+        raise UserError(f"sim={name} does not run task={task}: it needs {' or '.join(allowed)}")
+    name = name if name in allowed else next(iter(allowed))
+    return name, from_mapping(allowed[name], {key: value for key, value in options.items() if key != "name"}, "sim")

@@ -29,7 +29,7 @@ from embodied.core.options import (
     from_mapping,
 )
 from embodied.envs.episodes.registry import SAMPLERS
-from embodied.envs.registry import DEFAULT_FAMILY, FAMILIES, TASKS, simulators, split_name
+from embodied.envs.registry import DEFAULT_FAMILY, FAMILIES, TASKS, sim_options, split_name
 from embodied.policies.config import POLICIES
 from embodied.runtime.config import RuntimeConfig
 from embodied.runtime.registry import RUNTIMES
@@ -38,7 +38,6 @@ from embodied.session.files import CONFIG_FILE, check_run_dir
 CONFIG_DIR = Path(embodied.__file__).parent / "configs"
 PRETRAINED = "pretrained"  # folder of a run whose policy wraps another library's model
 SHORTHANDS = {"max_staleness": "runtime.max_staleness", "device": "runtime.device", "trace": "runtime.trace"}
-DEFAULT_SIM = DEFAULT_FAMILY  # sim= in configs/train.yaml, whatever the task
 DECISIONS = 4  # default of runtime.decisions; with chunks of 4 actions, 16 control steps
 CHANGEABLE = ("total_steps", "max_minutes", "stop_at_success", "eval_episodes", "checkpoint_minutes")
 
@@ -204,18 +203,12 @@ def resume_run(run_dir: Path, overrides: Mapping[str, Any]) -> RunConfig:
 
 def resolve(mapping: Mapping[str, Any]) -> RunConfig:
     """Check every name and type of a composed configuration, and fill its sections with all defaults."""
-    family, id = split_name(str(mapping["task"]["name"]))
-    simulator = FAMILIES[family]
-    sampler = mapping.get("sampler", {"name": "uniform"})
-    allowed, sim = simulators(family), str(mapping["sim"]["name"])
-    if sim not in allowed and sim != DEFAULT_SIM:
-        needed = " or ".join(allowed)
-        raise UserError(f"sim={sim} does not run task={mapping['task']['name']}: it needs {needed}")
-    sim = sim if sim in allowed else next(iter(allowed))  # the default is of our own tasks
-    task = read_section(mapping["task"], simulator.build().task_config(id), "task")
+    name, sampler = str(mapping["task"]["name"]), mapping.get("sampler", {"name": "uniform"})
+    family, id = split_name(name)
+    task = read_section(mapping["task"], FAMILIES[family].build().task_config(id), "task")
     policy = read_section(mapping["policy"], POLICIES[mapping["policy"]["name"]].config, "policy")
     algo = read_section(mapping["algo"], ALGORITHMS[mapping["algo"]["name"]].config, "algo")
-    simulation = read_section({**mapping["sim"], "name": sim}, allowed[sim], "sim")
+    simulation = Section(*sim_options(name, mapping["sim"]))
     episodes = read_section(sampler, SAMPLERS[sampler["name"]].config, "sampler")
     decisions = mapping["runtime"].get("decisions")
     if decisions is None:

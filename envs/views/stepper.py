@@ -257,7 +257,7 @@ def open_task(
     check_options(open_task, config, options)
     listed = [cameras] if isinstance(cameras, (str, CameraSpec, Camera)) else cameras
     seen: list[Any] = [CameraSpec.square(one, image_size) if isinstance(one, str) else one for one in listed]
-    checked, simulator = from_mapping(config, options), sim_options(name, sim or {})
+    checked, (_, simulator) = from_mapping(config, options), sim_options(task, sim or {})
     env = family.make(id, checked, num_envs=num_envs, num_threads=num_threads, sim=simulator, cameras=seen)
     if env.batch_size is not None:
         env.close()

@@ -37,7 +37,7 @@ def make(task: str = "lift", num_envs: int = N, *, options: dict[str, Any] | Non
     family = FAMILIES["mujoco"].build()
     config = family.task_config(task)(**(options or {}))
     sim = {"name": "warp", "device": "cpu", **sim}
-    built = family.make(task, config, num_envs=num_envs, num_threads=1, sim=sim_options("mujoco", sim))
+    built = family.make(task, config, num_envs=num_envs, num_threads=1, sim=sim_options(task, sim)[1])
     assert isinstance(built, WarpPool)
     return built
 
