@@ -21,11 +21,6 @@ KINDS = {
 }
 
 
-def cube(half_m: float) -> Shape:
-    """Return a cube with half edge ``half_m``."""
-    return Shape("box", (half_m, half_m, half_m))
-
-
 def on_table(robot: Robot) -> mujoco.MjSpec:
     """Return a scene of the robot and a table plane."""
     spec = mujoco.MjSpec.from_file(str(robot.mjcf))
@@ -61,7 +56,7 @@ def add_object_sensors(spec: mujoco.MjSpec, name: str) -> None:
 
 def add_cube(spec: mujoco.MjSpec, name: str, half_size_m: float, mass_kg: float, rgba: Rgba) -> None:
     """Add a free cube with its sensors."""
-    add_object(spec, name, cube(half_size_m), mass_kg, rgba)
+    add_object(spec, name, Shape("box", (half_size_m,) * 3), mass_kg, rgba)
     add_object_sensors(spec, name)
 
 

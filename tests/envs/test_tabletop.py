@@ -14,12 +14,12 @@ from torch import Tensor
 from embodied.core.spec import TRAIN
 from embodied.envs import MujocoPool, make_sampler
 from embodied.envs.mujoco.randomization.object_shapes import ShapeVariants
-from embodied.envs.mujoco.scene import RED, Shape, add_object, cube, on_table
+from embodied.envs.mujoco.scene import RED, Shape, add_object, on_table
 from embodied.envs.rendering.vision import CAMERAS
 from embodied.envs.tasks.tabletop import SLOTS, UPRIGHT
 from tests.envs.helpers import PANDA, actions, assert_same, pool, restart
 
-SHAPES = (cube(0.02), Shape("cylinder", (0.02, 0.035)), Shape("sphere", (0.025,)))
+SHAPES = (Shape("box", (0.02,) * 3), Shape("cylinder", (0.02, 0.035)), Shape("sphere", (0.025,)))
 NAMES = ("a", "b", "c")
 MASS_KG = 0.064
 

@@ -114,10 +114,9 @@ class LocalRows(EncodedRows):
     def start(self, ids: Ints, seeds: Ints) -> None:
         self.seed_N[ids], self.step_N[ids] = seeds, 0
         with self.guarded():
-            for i, seed in zip(ids.tolist(), seeds.tolist(), strict=True):
-                self.at = i
-                observation, info = checked.reset_of(self.envs[i].reset(seed=seed))
-                self._observe(i, observation, info, ended=False)
+            for self.at, seed in zip(ids.tolist(), seeds.tolist(), strict=True):
+                observation, info = checked.reset_of(self.envs[self.at].reset(seed=seed))
+                self._observe(self.at, observation, info, ended=False)
         self.check_finite(ids)
 
     def step(self, ids: Ints) -> None:
@@ -146,9 +145,9 @@ class LocalRows(EncodedRows):
     def render(self, width: int, height: int) -> Pixels:
         frames = []
         with self.guarded():
-            for i in self.envs:
+            for i, env in self.envs.items():
                 self.at = i
-                frames.append(resized(shown(self.envs[i].render()), width, height))
+                frames.append(resized(shown(env.render()), width, height))
         return np.stack(frames)
 
     def close(self) -> None:

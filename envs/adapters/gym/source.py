@@ -75,30 +75,25 @@ class Source:
 
     @contextmanager
     def building(self) -> Iterator[None]:
-        """Import what registers them, and turn whatever is raised in the block into UserError."""
+        """Import what registers them, and turn whatever is raised in the block into UserError.
+
+        Warnings of MuJoCo are logged once: its compiler repeats them for every environment that is built.
+        """
+        is_ours = False
         try:
             if self.module is not None:
                 import_module(self.module)
-            with _each_warning_once():
-                yield
+            mujoco = sys.modules.get("mujoco")
+            if is_ours := mujoco is not None and mujoco.get_mju_user_warning() is None:
+                mujoco.set_mju_user_warning(_warn_once)
+            yield
         except gymnasium.error.DependencyNotInstalled as error:
             raise UserError(f"task {self.name} cannot be built: {one_line(error)}") from error
         except (Exception, SystemExit) as error:  # an environment of others may raise anything
             raise UserError(f"task {self.name} cannot be built: {describe_error(error)}{advice(error)}") from error
-
-
-@contextmanager
-def _each_warning_once() -> Iterator[None]:
-    """Log each warning of MuJoCo once in a process: its compiler repeats them for every environment that is built."""
-    mujoco = sys.modules.get("mujoco")
-    if mujoco is None or mujoco.get_mju_user_warning() is not None:
-        yield
-        return
-    mujoco.set_mju_user_warning(_warn_once)
-    try:
-        yield
-    finally:
-        mujoco.set_mju_user_warning(None)
+        finally:
+            if is_ours:
+                sys.modules["mujoco"].set_mju_user_warning(None)
 
 
 @functools.cache
