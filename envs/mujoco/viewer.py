@@ -16,10 +16,7 @@ FRONT = Camera("front", width=640, height=480, fovy_deg=36.0, pos=(1.75, -1.1, 0
 
 
 class Viewer:
-    """Render the simulations of a task with their visual geoms. The batch is only read.
-
-    The image of an env where the task is solved now has a green frame.
-    """
+    """Render a task's simulations with visual geoms, in a green frame where it is solved. The batch is only read."""
 
     def __init__(self, task: Task, batch: Batch, camera: Camera = FRONT, fine: bool = True) -> None:
         self.task, self.camera, self.fine = task, camera, fine

@@ -1,10 +1,8 @@
 """N envs as one of gymnasium's vector environments: any stepper, and the tasks of ours with gymnasium's ids.
 
-    SAME_STEP   an env that ended is reset in the same step; its last observation is in ``infos["final_obs"]``
-    NEXT_STEP   the last observation is returned; the next step ignores the env's action and returns a first one
-    DISABLED    the user resets envs that ended: ``reset(options={"reset_mask": terminated | truncated})``
-
-Results are those of gymnasium's SyncVectorEnv in the same mode (tests/envs/test_gymnasium_pool.py).
+SAME_STEP   an env that ended is reset in the same step; its last observation is in ``infos["final_obs"]``
+NEXT_STEP   the last observation is returned; the next step ignores the env's action and returns a first one
+DISABLED    the user resets envs that ended: ``reset(options={"reset_mask": terminated | truncated})``
 """
 
 from abc import abstractmethod
@@ -54,10 +52,7 @@ class StepperVectorEnv(VectorEnv[Observation, NDArray[Any], NDArray[Any]]):
         self.action_space = batch_space(self.single_action_space, self.num_envs)
 
     def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
-        """Return the attribute of each env, or what its method returns: ``call("render")``, ``call("render_mode")``.
-
-        AttributeError for an unknown name.
-        """
+        """Return the attribute of each env, or what its method returns. AttributeError for an unknown name."""
         if name == "render":
             return self.render() or (None,) * self.num_envs
         return tuple(value(*args, **kwargs) if callable(value) else value for value in self.get_attr(name))

@@ -109,10 +109,7 @@ class EnvpoolConfig:
 
 
 class EnvpoolEnv(EpisodicEnv):
-    """N envs of one environment of EnvPool.
-
-    They are all in one pool, unless single rows were built anew: each such group of rows is a pool of its own.
-    """
+    """N envs of one environment of EnvPool, in one pool; rows that were built anew together are a pool of their own."""
 
     one_by_one = False
     """Whether EnvPool gives the results of its envs one by one."""

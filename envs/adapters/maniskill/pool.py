@@ -75,10 +75,7 @@ class ManiSkillEnv(EpisodicEnv):
         return obs
 
     def film(self, width: int, height: int) -> Callable[[], NDArray[np.uint8]]:
-        """Return a function that renders every env with its camera for people, uint8 [N, height, width, 3].
-
-        Its image is as large as fits, with black borders.
-        """
+        """Return a function that films every env, as large as fits, with black borders: uint8 [N, height, width, 3]."""
 
         def fitted(frame: NDArray[np.uint8]) -> NDArray[np.uint8]:
             return np.asarray(ImageOps.pad(Image.fromarray(frame), (width, height), Image.Resampling.BILINEAR))

@@ -2,11 +2,9 @@
 
 Started by ``python -m embodied.envs.mujoco.robots.robot_process <socket> <pipe> <options as JSON>``.
 
-    parent ── method of SimulatedArm, arguments ──► this process ── result or UserError ──► parent
-
-The process steps the physics in real time, whatever the parent does: a command takes effect at the step nearest to its
-arrival, and the newest position targets count. The process ends with the parent or when the parent closes the socket.
-Client: embodied.deployment.robots.sim.
+It answers calls of the methods of SimulatedArm by their results, or by UserError, and steps the physics in real time: a
+command takes effect at the step nearest to its arrival, and the newest position targets count. It ends with the parent
+or when the parent closes the socket. Client: embodied.deployment.robots.sim.
 """
 
 import json
@@ -158,10 +156,7 @@ class SimulatedArm:
         return bool(self.pool.task.success()[0])
 
     def observe(self, images: bool = False) -> dict[str, Any]:
-        """Return the measurements of robot and perception, by the names of embodied.deployment.robots.base.
-
-        images: also render the cameras.
-        """
+        """Return the measurements, named as in embodied.deployment.robots.base. images: also those of the cameras."""
         p, arm, num_joints = self.perturbation, self.pool.arm, len(self.joints)
         qpos = arm.joint_pos[0].numpy() + self.offset + p.joint_noise_rad * self.random.standard_normal(num_joints)
         qvel = arm.joint_vel[0].numpy() + p.velocity_noise_rad_s * self.random.standard_normal(num_joints)
