@@ -10,8 +10,7 @@ no name, and processes end with their parent (``embodied.core.process.child``), 
 import mmap
 import os
 import pickle
-from collections.abc import Callable, Iterable, Sequence
-from functools import partial
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -28,14 +27,17 @@ Layout = dict[str, tuple[tuple[int, ...], str]]
 ALIGNMENT = 64  # bytes
 
 
-def allocate(layout: Layout, num_envs: int, get_memory: Callable[[int], Any] = bytearray) -> Arrays:
-    """Return the arrays [N, ...], views of one piece of memory. get_memory: returns one of so many bytes."""
+def allocate(layout: Layout, num_envs: int, descriptor: int | None = None) -> Arrays:
+    """Return the arrays [N, ...], views of one piece of memory. descriptor: of memory that processes share."""
     begins, end = [], 0
     for shape, dtype in layout.values():
         begins.append(end)
         size = num_envs * int(np.prod(shape)) * np.dtype(dtype).itemsize
         end += -(-size // ALIGNMENT) * ALIGNMENT
-    memory = get_memory(max(end, ALIGNMENT))
+    size = max(end, ALIGNMENT)
+    if descriptor is not None:
+        os.ftruncate(descriptor, size)
+    memory = bytearray(size) if descriptor is None else mmap.mmap(descriptor, size)
     return {
         key: np.ndarray((num_envs, *shape), dtype, memory, begin)
         for (key, (shape, dtype)), begin in zip(layout.items(), begins, strict=True)
@@ -62,7 +64,7 @@ class ProcessRows:
         self.workers: list[ChildObject] = []
         self.first_n = np.array([share[0] for share in shares])
         try:
-            self.arrays = allocate(layout, num_envs, partial(_shared, memory))
+            self.arrays = allocate(layout, num_envs, memory)
             for _ in shares:
                 self.workers.append(ChildObject(WORKER, bare="embodied.envs", pass_fds=[memory], log=False))
             self._call({k: ("build", source, layout, num_envs, ids, render, memory) for k, ids in enumerate(shares)})
@@ -125,15 +127,9 @@ class Worker:
         self, source: Source, layout: Layout, num_envs: int, ids: Sequence[int], render: bool, memory: int
     ) -> None:
         """Build envs ``ids`` of the N. memory: descriptor of the memory that holds the arrays of all."""
-        self.rows = LocalRows(source, allocate(layout, num_envs, partial(_shared, memory)), ids, render)
+        self.rows = LocalRows(source, allocate(layout, num_envs, memory), ids, render)
         self.start, self.step, self.render = self.rows.start, self.rows.step, self.rows.render
 
     def close(self) -> None:
         if self.rows is not None:
             self.rows.close()
-
-
-def _shared(memory: int, size: int) -> mmap.mmap:
-    """Return the memory of a descriptor, of so many bytes."""
-    os.ftruncate(memory, size)
-    return mmap.mmap(memory, size)
