@@ -14,6 +14,7 @@ from embodied.core.errors import UserError
 from embodied.core.options import from_mapping
 from embodied.core.registry import Registry
 from embodied.core.spec import CameraSpec, EnvSpec
+from embodied.envs.adapters.config import EnvpoolConfig, GymSimConfig, ManiSkillConfig
 from embodied.envs.mujoco.config import SimConfig, WarpConfig
 from embodied.envs.tasks import config
 
@@ -57,9 +58,9 @@ class Family(Protocol):
 
 FAMILIES: Registry[type[Family]] = Registry("family of environments", group="embodied.families")
 DEFAULT_FAMILY = "mujoco"
-FAMILIES.declare("envpool", "embodied.envs.adapters.envpool.family:EnvpoolFamily", "EnvpoolConfig")
-FAMILIES.declare("gym", "embodied.envs.adapters.gym.family:Gym", "GymSimConfig")
-FAMILIES.declare("maniskill", "embodied.envs.adapters.maniskill.family:ManiSkill", "ManiSkillConfig")
+FAMILIES.declare("envpool", "embodied.envs.adapters.envpool.family:EnvpoolFamily", EnvpoolConfig)
+FAMILIES.declare("gym", "embodied.envs.adapters.gym.family:Gym", GymSimConfig)
+FAMILIES.declare("maniskill", "embodied.envs.adapters.maniskill.family:ManiSkill", ManiSkillConfig)
 
 
 @FAMILIES.register(DEFAULT_FAMILY, config=SimConfig)

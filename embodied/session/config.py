@@ -205,11 +205,11 @@ def resolve(mapping: Mapping[str, Any]) -> RunConfig:
     """Check every name and type of a composed configuration, and fill its sections with all defaults."""
     name, sampler = str(mapping["task"]["name"]), mapping.get("sampler", {"name": "uniform"})
     family, id = split_name(name)
-    task = read_section(mapping["task"], FAMILIES[family].build().task_config(id), "task")
     policy = read_section(mapping["policy"], POLICIES[mapping["policy"]["name"]].config, "policy")
     algo = read_section(mapping["algo"], ALGORITHMS[mapping["algo"]["name"]].config, "algo")
-    simulation = Section(*sim_options(name, mapping["sim"]))
     episodes = read_section(sampler, SAMPLERS[sampler["name"]].config, "sampler")
+    task = read_section(mapping["task"], FAMILIES[family].build().task_config(id), "task")  # may import torch
+    simulation = Section(*sim_options(name, mapping["sim"]))
     decisions = mapping["runtime"].get("decisions")
     if decisions is None:
         whole = getattr(algo.options, "group_size", 1) > 1  # episodes are compared

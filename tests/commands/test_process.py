@@ -70,6 +70,7 @@ assert not found, found
 """
 MISTYPED = (
     "train tsk=reach", "train task=reech", "train policy=flw", "train algo.gama=0.9", "train policy.hidden=x",
+    "train task=gym/CartPole-v1 algo.gama=0.9",
     "train task.robot=pnda", "train task.goal=x", "train runtime.decision=3", "train sim.dump=x", "train sampler=x",
     "train resume=nowhere", "eval rn=x", "eval run=nowhere", "export run=nowhere", "export run=nowhere out=x",
     "tasks chek=reach", "tasks check=reech", "convert source=x", "bench trian", "bench sim shrt=true",

@@ -17,11 +17,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from embodied.core.episodes import EpisodePlans, Ints
-from embodied.core.options import PositiveInt, config_dataclass
 from embodied.core.process.child import Builder
 from embodied.core.spec import SUCCESS, Box, CameraSpec, EnvSpec
 from embodied.core.types import Obs
-from embodied.envs.adapters.envpool.spec import EnvpoolTaskConfig, Layout, library, read_layout, require_known
+from embodied.envs.adapters.config import EnvpoolTaskConfig
+from embodied.envs.adapters.envpool.spec import Layout, library, read_layout, require_known
 from embodied.envs.adapters.gym.spaces import Pixels, resized
 from embodied.envs.base.episodic import Advance, EpisodicEnv
 from embodied.envs.base.rows import RowByRowEnv
@@ -97,15 +97,6 @@ class Pool:
         finer = -(-LEAST_DRAWN // min(width, height))  # thin lines vanish from small pictures
         frames = self._pool._render(env_id, finer * width, finer * height, -1)
         return np.stack([resized(frame, width, height) for frame in frames])
-
-
-@config_dataclass
-class EnvpoolConfig:
-    """Options of the simulator."""
-
-    batch_size: PositiveInt | None = None
-    """Number of envs of a group that get their next decisions together, as soon as they are done, while the others are
-    still simulated; null waits for the whole group."""
 
 
 class EnvpoolEnv(EpisodicEnv):

@@ -2,7 +2,7 @@
 
 import importlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -12,8 +12,8 @@ import numpy as np
 from gymnasium import spaces
 
 from embodied.core.errors import UserError, nearest, one_line, unknown_name
-from embodied.core.options import PositiveInt, Text, config_dataclass
 from embodied.core.spec import SUCCESS, ActionSpace, Box, CameraSpec, EnvSpec, Instruction, Term
+from embodied.envs.adapters.config import EnvpoolTaskConfig
 from embodied.envs.adapters.gym.spaces import SMALLEST_IMAGE, TIME, Frame, action_space_of, by_age, check_cameras
 
 INSTALL = "pip install -c constraints.txt -e '.[envpool]'"
@@ -27,18 +27,6 @@ OURS = {  # options that the adapter itself sets, or that have a name of their o
     "num_envs", "batch_size", "num_threads", "max_num_players", "thread_affinity_offset", "base_path", "seed",
     "env_seed", "gym_reset_return_info", "max_episode_steps",
 }  # fmt: skip
-
-
-@config_dataclass
-class EnvpoolTaskConfig:
-    """Options of an environment of EnvPool."""
-
-    max_episode_steps: PositiveInt | None = None
-    """Time limit, control steps; null is EnvPool's own."""
-    instruction: Text | None = None
-    """Instruction for policies that read one; null is the name of the environment."""
-    options: dict[str, Any] = field(default_factory=dict)
-    """Further options of the environment, by the names of EnvPool: ``task.options.frame_skip=4``."""
 
 
 @dataclass(frozen=True, slots=True)

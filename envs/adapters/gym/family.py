@@ -7,7 +7,6 @@ is that of the plan. docs/simulators.md describes it for users.
 
 import os
 from collections.abc import Sequence
-from dataclasses import field
 from functools import partial
 from typing import Any
 
@@ -17,9 +16,9 @@ from torch import Tensor
 
 from embodied.core.episodes import EpisodePlans, Ints
 from embodied.core.errors import UserError
-from embodied.core.options import NonNegativeInt, Positive, PositiveInt, Text, config_dataclass
 from embodied.core.spec import SUCCESS, Box, CameraSpec, EnvSpec, Instruction
 from embodied.core.types import Obs
+from embodied.envs.adapters.config import GymConfig, GymSimConfig
 from embodied.envs.adapters.gym.probe import Probe, known_ids, probe
 from embodied.envs.adapters.gym.processes import Layout, ProcessRows, allocate, is_portable
 from embodied.envs.adapters.gym.rows import LocalRows, VectorRows
@@ -28,36 +27,6 @@ from embodied.envs.base.episodic import Advance, EpisodicEnv
 from embodied.envs.episodes.seeding import EpisodeRng
 
 SLOW_STEP_S = 1e-4  # an env whose step takes longer gets processes of its own
-
-
-@config_dataclass
-class GymConfig:
-    """Options of an environment."""
-
-    kwargs: dict[str, Any] = field(default_factory=dict)
-    """Arguments of its constructor."""
-    max_episode_steps: PositiveInt | None = None
-    """Time limit, control steps; null is that of its registration, or 1,000 if it has none."""
-    control_dt_s: Positive | None = None
-    """Seconds between two actions; null is its own ``dt``, or of its ``render_fps``."""
-    success_key: Text | None = None
-    """Key of ``info`` that says whether the episode has succeeded; null is is_success or success, if one of them is in
-    an info of the first steps."""
-    instruction: Text | None = None
-    """Instruction for policies that read one; null is the name of the environment."""
-
-    def __post_init__(self) -> None:
-        if "render_mode" in self.kwargs:
-            raise UserError("kwargs: render_mode is set where it is needed, leave it out")
-
-
-@config_dataclass
-class GymSimConfig:
-    """Options of the simulator."""
-
-    processes: NonNegativeInt | None = None
-    """Processes that step a group of envs; 0 steps them in this process. null is one for each thread of the group's
-    budget if a step takes longer than 0.1 ms, else 0. Always 0 for an environment's own vector environment."""
 
 
 class GymEnv(EpisodicEnv):

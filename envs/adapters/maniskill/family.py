@@ -10,52 +10,20 @@ import signal
 from collections.abc import Sequence
 from contextlib import closing
 from importlib.util import find_spec
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
 from embodied.core.errors import UserError, unknown_name
-from embodied.core.options import PositiveInt, Text, config_dataclass
 from embodied.core.process.child import ChildDied, ChildObject
 from embodied.core.spec import CameraSpec, EnvSpec, Instruction, Term
+from embodied.envs.adapters.config import ManiSkillConfig, ManiSkillTaskConfig
 from embodied.envs.adapters.gym.spaces import check_cameras
 from embodied.envs.adapters.maniskill.pool import FLAT, SIMULATIONS, ManiSkillEnv, ManiSkillProcesses, ManiSkillScene
 from embodied.envs.adapters.maniskill.sim import INSTALL, VULKAN, Description, Request
 
 CRASHES = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL)  # ends of a process by a bad driver
 TERMINATE_ON = {"none": (), "fail": ("fail",), "success": ("success",), "success_or_fail": ("success", "fail")}
-
-
-@config_dataclass
-class ManiSkillTaskConfig:
-    """Options of an environment. null is the environment's own default."""
-
-    robot_uids: Text | None = None
-    """Robot, such as panda or panda_wristcam."""
-    control_mode: Text | None = None
-    """What actions mean, such as pd_joint_delta_pos or pd_ee_delta_pose."""
-    reward_mode: Literal["normalized_dense", "dense", "sparse", "none"] | None = None
-    """Kind of reward; for most environments the default is normalized_dense."""
-    obs_mode: Literal["state_dict", "state"] = "state_dict"
-    """Layout of the state without cameras: named vectors in the order of their names, or one vector in ManiSkill's
-    order. It must be that of the demonstrations that a policy learns from."""
-    terminate_on: Literal["none", "fail", "success", "success_or_fail"] = "fail"
-    """Outcomes that end an episode before its time limit."""
-    max_episode_steps: PositiveInt | None = None
-    """Time limit, control steps."""
-    instruction: Text | None = None
-    """Instruction for policies that read one; by default the environment's id, as embodied.convert writes it."""
-
-
-@config_dataclass
-class ManiSkillConfig:
-    """Options of the simulator."""
-
-    name: str = "maniskill"
-    """Family of environments."""
-    sim_backend: Literal["physx_cpu", "physx_cuda"] = "physx_cpu"
-    """On the CPU envs are stepped by as many processes as the simulation has threads. On a GPU all are stepped at
-    once, and an episode is then a function of the plans of all episodes that start in the same control step."""
 
 
 class ManiSkill:
