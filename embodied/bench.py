@@ -7,6 +7,8 @@
                level=<success or return>, total_steps= also time them to a level; rounds=, ppo.num_envs=, ...
   async        asynchronous training, compared with synchronous training and with the bound: simulators with
                heavy-tailed latency, slow inference, robots
+  gpu          one GPU: what pool, training and π0 take of what the card can do, in 8 minutes; parts= chooses from
+               floors,pool,train,solve,pi0,threads
   ray          training on Ray compared with threads on one machine
   deploy       latency of bundles, missed deadlines of a closed loop, requests per second of the server
   out=<file>   also write the result to this file, which must not exist yet
@@ -32,12 +34,13 @@ from embodied.session.command import run_command
 BENCHMARKS = {
     "async": "embodied.benchmarks.asynchrony:measure",
     "deploy": "embodied.benchmarks.deploy:measure",
+    "gpu": "embodied.benchmarks.gpu:measure",
     "ray": "embodied.benchmarks.train:measure_ray",
     "sim": "embodied.benchmarks.sim:measure",
     "train": "embodied.benchmarks.train:measure",
 }
 """Functions ``measure(short)`` that return a ``Report``. Their modules import torch."""
-LISTS = ("ours", "peers")
+LISTS = ("ours", "peers", "parts")
 
 
 @config_dataclass
@@ -56,8 +59,8 @@ def bench(argv: Sequence[str]) -> dict[str, Any]:
         raise unknown_name("benchmark", argv[0], BENCHMARKS)
     values = parse_overrides([_as_list(word) for word in argv[1:]])
     own: dict[str, Any] = {key: values.pop(key) for key in ("out", "short") if key in values}
-    peers = argv[0] == "train" and bool(values)
-    options = from_mapping(BenchOptions, own if peers else own | values)
+    peers, gpu = argv[0] == "train" and bool(values), argv[0] == "gpu"
+    options = from_mapping(BenchOptions, own if peers or gpu else own | values)
     out = None if options.out is None else Path(options.out)
     if out is not None and (out.exists() or not out.parent.is_dir()):  # an error before minutes of measuring
         raise UserError(f"out={out} exists, or its directory {out.parent} does not; give a new file")
@@ -65,6 +68,10 @@ def bench(argv: Sequence[str]) -> dict[str, Any]:
         from embodied.benchmarks.peers.compare import CompareOptions, compare
 
         report = compare(from_mapping(CompareOptions, nest(values)), options.short)
+    elif gpu:
+        from embodied.benchmarks.gpu import GpuOptions, measure
+
+        report = measure(from_mapping(GpuOptions, values), options.short, out)
     else:
         report = resolve_name(BENCHMARKS[argv[0]])(options.short)
     result = report.to_mapping()

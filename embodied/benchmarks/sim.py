@@ -197,7 +197,7 @@ def _speed(pool: MujocoPool | WarpPool, count: int, chunk: int = CHUNK) -> float
     """Execute at least ``count`` random actions per env; return the speed in executed control steps of all envs."""
     executed, began_s = 0, time.perf_counter()
     for _ in range(-(-count // chunk)):
-        action = 2 * torch.rand(pool.num_envs, chunk, pool.spec.action_dim) - 1
+        action = 2 * torch.rand(pool.num_envs, chunk, pool.spec.action_dim, device=pool.device) - 1
         executed += int(pool.step(action).num_steps_N.sum())
     return executed / (time.perf_counter() - began_s)
 

@@ -14,7 +14,7 @@ import pytest
 from mujoco.batch import Batch
 
 from embodied import bench
-from embodied.benchmarks import adapters, train
+from embodied.benchmarks import adapters, gpu, train
 from embodied.benchmarks.asynchrony import ARRIVAL, ASYNC, SYNC, Mode, Setup, measured
 from embodied.benchmarks.measure import Report, in_turns, paired
 from embodied.benchmarks.sim import Replay
@@ -205,3 +205,24 @@ def test_bench_async_reports_every_ratio() -> None:
     assert rows["tail_async"]["settings"]["order"] == "arrival"
     assert rows["tail_async"]["settings"]["sigma"] == 1.0
     assert {"tail_bound", "inference_bound", "robot_bound"} <= set(rows)
+
+
+def test_bench_gpu_keeps_what_its_parts_have_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Here on the CPU. A part that is out of time, or fails, does not end the others."""
+    outcome = run(bench.main, ["gpu", "short=true", "parts=threads,floors,pi0", f"out={tmp_path / 'gpu.json'}"])
+    assert outcome.code == 0, outcome.stderr
+    names = {row["name"] for row in outcome.result["rows"]}
+    assert {"copy_gb_s", "product_tflop_s", "pi0_act_1", "pi0_update", "pi0_log_ratio_99_2"} <= names
+    assert {"pi0_update_over_product", "pool_over_engine_8_threads_1"} <= set(outcome.result["ratios"])
+    assert {row["settings"]["device"] for row in outcome.result["rows"]} == {"cpu"}
+    kept = json.loads((tmp_path / "gpu.json").read_text())
+    assert (kept["rows"], kept["ratios"]) == (outcome.result["rows"], outcome.result["ratios"])
+
+    monkeypatch.setattr(gpu, "SHORT_LIMIT_S", 0.1)
+    outcome = run(bench.main, ["gpu", "short=true", "parts=floors"])
+    assert (outcome.code, outcome.result["rows"]) == (0, [])
+    assert "floors did not finish: its time was over" in outcome.stderr
+    for words, message in ((["parts=flors"], "Did you mean 'floors'"), ([], "device=cuda, but this machine")):
+        outcome = run(bench.main, ["gpu", *words])
+        assert (outcome.code, outcome.stdout) == (2, "")
+        assert message in outcome.stderr

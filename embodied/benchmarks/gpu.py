@@ -1,0 +1,275 @@
+"""One GPU, or a CPU with ``short=true``: what the card can do, and what pool, training and π0 take of it.
+
+    floors    copy_gb_s, product_tflop_s (bfloat16 matrices): what the card can do
+    pool      warp_pool_over_kernels_<n>: pool of sim=warp / its recorded kernels alone, by number of envs
+    train     training of pick_place, env steps/s: sim=warp by number of envs, and sim=mujoco on GPU and CPU
+    solve     seconds from the first step until an evaluation has 90% and 98% success: sim=warp, and sim=mujoco on CPU
+    pi0       π0 of the published size: decisions/s of ``act`` by batch, update of the recipe ``vla-ppo`` as a share of
+              product_tflop_s, peak memory, and how far the log-probability moves with the batch size (precision)
+    threads   pool of sim=mujoco / its bare engine, by number of threads
+
+The parts are in the order of importance. Each runs in a process of its own for at most its time, LIMITS_S, because a
+card may be at hand for minutes only; what a part has measured by then stays, and goes to ``out=`` at once.
+"""
+
+import json
+import math
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+from mujoco.batch import Batch
+from torch.utils.flop_counter import FlopCounterMode
+
+from embodied.algos.config import PPOConfig
+from embodied.algos.ppo import PPO
+from embodied.benchmarks.measure import Report, note, timed, trained
+from embodied.benchmarks.sim import CHUNK, TASK, Replay, against_engine
+from embodied.core.device import resolve_device
+from embodied.core.episodes import EpisodeStats
+from embodied.core.errors import unknown_name
+from embodied.core.execution import obs_to
+from embodied.core.options import config_dataclass
+from embodied.core.types import Fragment, Obs
+from embodied.envs import TASKS, SamplerSetup, UniformConfig, UniformSampler, make_pool, make_sampler
+from embodied.envs.mujoco.config import WarpConfig
+from embodied.envs.mujoco.warp.pool import WarpBatch, WarpPool
+from embodied.report.metrics import write_json
+from embodied.runtime import threads
+from embodied.session.config import compose_run
+from embodied.session.factories import make_policy, make_spec
+from embodied.trainers.reinforcement import build
+
+LIMITS_S = {"floors": 20, "pool": 80, "train": 100, "solve": 130, "pi0": 110, "threads": 40}  # together 8 minutes
+SHORT_LIMIT_S = 300  # of any part on a CPU, where Warp compiles its kernels
+
+
+@config_dataclass
+class GpuOptions:
+    """Options after ``bench gpu``."""
+
+    parts: tuple[str, ...] = tuple(LIMITS_S)
+    """Parts to run, in this order."""
+
+    def __post_init__(self) -> None:
+        for part in self.parts:
+            if part not in LIMITS_S:
+                raise unknown_name("part", part, LIMITS_S)
+
+
+class Streamed(Report):
+    """Report of a part's process, which prints each number on stdout as soon as there is one."""
+
+    def add(self, name: str, value: float, unit: str, **settings: Any) -> None:
+        super().add(name, value, unit, **settings)
+        print(json.dumps({"row": self.rows[-1]}), flush=True)
+
+    def ratio(self, name: str, value: float) -> None:
+        super().ratio(name, value)
+        print(json.dumps({"ratio": [name, self.ratios[name]]}), flush=True)
+
+
+def measure(options: GpuOptions, short: bool, out: Path | None) -> Report:
+    """Run the parts, each in a process of its own. short: tiny sizes. out: file that has all numbers so far.
+
+    UserError without a CUDA device, unless ``short``.
+    """
+    report = Report("gpu")
+    device = resolve_device("auto" if short else "cuda")
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+    for part in options.parts:
+        note(f"--- {part}")
+        command = [sys.executable, "-m", "embodied.benchmarks.gpu", part, str(device), str(int(short))]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        clock = threading.Timer(SHORT_LIMIT_S if short else LIMITS_S[part], process.kill)
+        clock.start()
+        try:
+            assert process.stdout is not None
+            for line in process.stdout:
+                found = json.loads(line)
+                if "row" in found:
+                    report.rows.append(found["row"] | {"settings": found["row"]["settings"] | {"device": name}})
+                else:
+                    report.ratios |= [found["ratio"]]
+                if out is not None:
+                    write_json(out, report.to_mapping())
+        finally:
+            clock.cancel()
+            process.kill()
+        if process.wait() != 0:
+            note(f"{part} did not finish: {'its time was over' if process.returncode == -9 else 'see above'}")
+    return report
+
+
+# ---------------------------------------------------------------------------------------------------------- in a part
+def floors(report: Report, device: torch.device, short: bool) -> None:
+    size, rounds = (256, 2) if short else (8192, 20)
+    source = torch.zeros(size * size * 16, dtype=torch.uint8, device=device)
+    copied_s = timed_on(device, source.clone, rounds)
+    report.add("copy_gb_s", 2 * source.numel() / copied_s / 1e9, "GB/s", bytes=source.numel())
+    report.add("product_tflop_s", product_tflop_s(device, size, rounds), "TFLOP/s", size=size, dtype="bfloat16")
+
+
+def product_tflop_s(device: torch.device, size: int, rounds: int) -> float:
+    """Return the speed of a product of two bfloat16 matrices; a multiply-add is two operations."""
+    a, b = (torch.randn(size, size, device=device).bfloat16() for _ in range(2))
+    return 2 * size**3 / timed_on(device, lambda: a @ b, rounds) / 1e12
+
+
+def pool(report: Report, device: torch.device, short: bool) -> None:
+    for num_envs in (2,) if short else (4096, 16384, 1024):
+        entry = TASKS[TASK]
+        envs = WarpPool(entry.build(entry.config()), num_envs=num_envs, sim=WarpConfig(device=str(device)))
+        envs.reset(UniformSampler(envs.spec, UniformConfig(), SamplerSetup(num_envs, stagger=True)))
+        kernels = WarpBatch(envs.model, num_envs, envs.device, WarpConfig.max_contacts, WarpConfig.max_constraints)
+        replay = Replay(envs, 2 if short else 64, CHUNK)
+        report.ratio(f"warp_pool_over_kernels_{num_envs}", against_engine(report, replay, {"engine": kernels}, 3))
+
+
+def train(report: Report, device: torch.device, short: bool) -> None:
+    runs: list[tuple[str, dict[str, Any]]]
+    runs = [(f"warp_{n}", {"sim": "warp", "device": str(device), "num_envs": n}) for n in (4096, 16384, 8192)]
+    runs += [("mujoco_gpu", {"device": str(device)}), ("mujoco_cpu", {"device": "cpu"})]
+    for name, words in [("warp_2", {"sim": "warp", "num_envs": 2, "device": "cpu"})] if short else runs:
+        config = compose_run({"task": TASK, "runtime.eval_every": 0, **words})
+        with TemporaryDirectory() as folder, build(config, Path(folder)) as runtime:
+            steps, seconds, metrics = trained(runtime, *((1, 1) if short else (3, 10)))
+        report.add(f"train_{name}", steps / seconds, "env steps/s", **words)
+        for key in ("perf/sim_s", "perf/infer_s", "perf/learn_s", "perf/wait_s"):
+            report.add(f"train_{name}_{key[5:]}", median(row[key] for row in metrics), "s/iteration", **words)
+
+
+def solve(report: Report, device: torch.device, short: bool) -> None:
+    runs: dict[str, dict[str, Any]]
+    runs = {
+        "warp": {"sim": "warp", "device": str(device), "num_envs": 4096},
+        "mujoco": {"device": "cpu", "num_envs": 1024},
+    }
+    if short:
+        runs = {"mujoco": {"device": "cpu", "num_envs": 8, "runtime.decisions": 2, "runtime.eval_episodes": 2}}
+    seconds: dict[str, float] = {}
+    for name, words in runs.items():
+        words = {"runtime.eval_every": 5, "runtime.eval_episodes": 200, **words}
+        config = compose_run({"task": TASK, **words})
+        with TemporaryDirectory() as folder, build(config, Path(folder)) as runtime:
+            began_s, levels = time.monotonic(), [0.9, 0.98]
+            for iteration in runtime.iterations(64 if short else math.inf):
+                success = (iteration.evaluation or {}).get("success_at_end", 0.0)
+                while levels and success >= levels[0]:
+                    level, seconds[name] = levels.pop(0), time.monotonic() - began_s
+                    report.add(f"{name}_s_to_{level:.0%}", seconds[name], "s", env_steps=iteration.env_steps, **words)
+                if not levels:
+                    break
+    if len(seconds) == 2:
+        report.ratio("warp_sooner_than_mujoco", seconds["mujoco"] / seconds["warp"])
+
+
+def pi0(report: Report, device: torch.device, short: bool) -> None:
+    words: dict[str, Any] = {"task": "tabletop", "policy": "pi0_size", "device": str(device)}
+    if short:
+        words |= {"policy": "vla_tiny", "algo.epochs": 1}
+    config = compose_run(words)
+    spec = make_spec(config)
+    torch.manual_seed(0)
+    policy = make_policy(config, spec).to(device).eval()
+    report.add("pi0_parameters", sum(weight.numel() for weight in policy.parameters()), "parameters", **words)
+
+    def observed(rows: int) -> Obs:
+        obs = {f"images.{c.name}": torch.randint(256, (rows, c.height, c.width, 3)).byte() for c in spec.cameras}
+        obs |= {"state": torch.randn(rows, spec.state_dim), "privileged": torch.randn(rows, spec.privileged_dim)}
+        return obs_to(obs | {"instruction": torch.arange(rows) % len(spec.instructions)}, device)
+
+    for rows in (1, 4) if short else (1, 16, 64):
+        obs, noise = observed(rows), torch.randn(rows, *policy.noise_shape, device=device)
+        with torch.no_grad():
+            act_s = timed_on(device, partial(policy.act, obs, noise), 2 if short else 10)
+            report.add(f"pi0_act_{rows}", rows / act_s, "decisions/s", ms=round(1e3 * act_s, 2), **words)
+    precision(report, policy, observed(8 if short else 64), device)
+
+    algo: PPOConfig = config.algo.options
+    decisions = 8 if short else config.num_envs * config.runtime.decisions
+    rows = min(decisions, 64)
+    with torch.no_grad():  # the same decisions repeated: an update costs the same
+        obs = observed(rows)
+        if policy.precompute_in_actor:
+            obs = policy.precompute(obs)
+        sample = policy.act(obs, torch.randn(rows, *policy.noise_shape, device=device))
+    T, N = decisions // rows, rows
+
+    def repeated(value: torch.Tensor) -> torch.Tensor:
+        return value.cpu().unsqueeze(0).expand(T, *value.shape).contiguous()
+
+    fragment = Fragment(
+        obs={key: repeated(value) for key, value in obs.items()},
+        chain=repeated(sample.chain), log_prob_TN=repeated(sample.log_prob_N), value_TN=repeated(sample.value_N),
+        reward_TNE=torch.randn(T, N, policy.execute), num_steps_TN=torch.full((T, N), policy.execute),
+        terminated_TN=torch.zeros(T, N, dtype=torch.bool), truncated_TN=torch.zeros(T, N, dtype=torch.bool),
+        final_value_TN=torch.zeros(T, N), bootstrap_value_N=torch.zeros(N), version_TN=torch.full((T, N), 10),
+        episodes=EpisodeStats.concatenate([]), action_TNEA=repeated(sample.action_NHA[:, : policy.execute]),
+    )  # fmt: skip
+    algorithm = PPO(policy, algo, seed=0, device=device)
+    with FlopCounterMode(display=False) as counter:  # the first update also warms up
+        algorithm.update([fragment], 10)
+    update_s = timed_on(device, lambda: algorithm.update([fragment], 10), 1 if short else 2, warm_up=0)
+    report.add("pi0_update", decisions / update_s, "decisions/s", decisions=decisions, epochs=algo.epochs, **words)
+    done_tflop_s = counter.get_total_flops() / update_s / 1e12
+    report.add("pi0_update_tflop_s", done_tflop_s, "TFLOP/s", **words)
+    report.ratio(
+        "pi0_update_over_product", done_tflop_s / product_tflop_s(device, *((256, 2) if short else (8192, 20)))
+    )
+    if device.type == "cuda":
+        report.add("pi0_peak_gb", torch.cuda.max_memory_allocated(device) / 1e9, "GB", **words)
+
+
+@torch.no_grad()
+def precision(report: Report, policy: Any, obs: Obs, device: torch.device) -> None:
+    """Add how far ratios of recorded decisions are from 1 with the same weights, at several batch sizes."""
+    num = len(obs["state"])
+    sample = policy.act(obs, torch.randn(num, *policy.noise_shape, device=device))
+    for rows in (num, num // 4, 1):
+        parts = [slice(first, first + rows) for first in range(0, num, rows)]
+        again = [policy.evaluate({k: v[part] for k, v in obs.items()}, sample.chain[part]).log_prob_B for part in parts]
+        log_ratio_N = torch.cat(again) - sample.log_prob_N
+        report.add(f"pi0_log_ratio_99_{rows}", float(log_ratio_N.abs().quantile(0.99)), "nats", batch=rows)
+        report.add(f"pi0_mean_ratio_{rows}", float(log_ratio_N.exp().mean()), "", batch=rows)
+
+
+def threads_part(report: Report, device: torch.device, short: bool) -> None:
+    cores = threads.available_cores()
+    counts = [2**i for i in range(cores.bit_length()) if 2**i < cores] + [cores]
+    for num_envs in (8,) if short else (4096, 1024):
+        for num_threads in counts:
+            envs = make_pool(TASK, {}, num_envs=num_envs, num_threads=num_threads)
+            envs.reset(make_sampler(envs, stagger=True))
+            replay = Replay(envs, CHUNK if short else 4 * CHUNK, CHUNK)
+            ratio = against_engine(report, replay, {"engine": Batch(envs.model, num_envs, num_threads)}, 3)
+            report.ratio(f"pool_over_engine_{num_envs}_threads_{num_threads}", ratio)
+
+
+PARTS: Mapping[str, Callable[[Report, torch.device, bool], None]] = {
+    "floors": floors, "pool": pool, "train": train, "solve": solve, "pi0": pi0, "threads": threads_part,
+}  # fmt: skip
+
+
+def timed_on(device: torch.device, work: Callable[[], object], rounds: int, warm_up: int = 2) -> float:
+    """Return the median seconds of ``work``, with what it started on the device."""
+
+    def once() -> None:
+        work()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+
+    return median([timed(once) for _ in range(warm_up + rounds)][warm_up:])
+
+
+if __name__ == "__main__":
+    threads.use(1)  # what is measured on a CPU has threads of its own
+    PARTS[sys.argv[1]](Streamed("gpu"), torch.device(sys.argv[2]), bool(int(sys.argv[3])))
