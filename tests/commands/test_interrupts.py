@@ -19,13 +19,13 @@ COMMANDS = ("train", "eval", "collect", "convert", "tasks", "bench")
 
 
 def import_until(command: str, module: str, root: Path) -> subprocess.Popen[bytes]:
-    """Start a command with a wrong key and return it just after it has imported a module.
+    """Start a command with a wrong word and return it just after it has imported a module.
 
-    ``train`` imports most only once it has read its words. Python writes a line per import to stderr. The pipe holds
-    one page of them, so the command cannot run far ahead.
+    ``train`` refuses a directory that exists only once everything is imported. Python writes a line per import to
+    stderr. The pipe holds one page of them, so the command cannot run far ahead.
     """
     process = subprocess.Popen(
-        [sys.executable, "-m", f"embodied.{command}", "nothing=1"],
+        [sys.executable, "-m", f"embodied.{command}", "out=." if command == "train" else "nothing=1"],
         cwd=root, stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0,
         env={**os.environ, "PYTHONPROFILEIMPORTTIME": "1"},
     )  # fmt: skip
