@@ -59,10 +59,7 @@ from embodied.session.deployment import DeploymentRun
 
 
 def deploy(argv: Sequence[str]) -> dict[str, Any]:
-    """Run episodes on a robot; return the command's result. UserError for bad input, and for a robot that is gone.
-
-    Failed, with the result, for a deployment that something ended.
-    """
+    """Run episodes on a robot; return the result. UserError for bad input or no robot, Failed if something ended it."""
     options = parse_words(DeployOptions, argv)
     path = Path(options.bundle)
     bundle = read_bundle(path, with_policy=options.server is None)

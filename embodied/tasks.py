@@ -82,10 +82,7 @@ def tasks(argv: Sequence[str]) -> dict[str, Any]:
 
 
 def check(values: dict[str, Any]) -> dict[str, Any]:
-    """Run all checks of a task. UserError for bad input, Failed if a check fails.
-
-    values: ``check=<task>``, the options of ``CheckConfig`` and overrides of a run's configuration.
-    """
+    """Run all checks of a task. values: ``CheckConfig`` and overrides of a run. Failed if a check fails."""
     own = {key: value for key, value in values.items() if key in CheckConfig.__dataclass_fields__}
     options = from_mapping(CheckConfig, own)
     overrides = {key: value for key, value in values.items() if key not in own}

@@ -46,10 +46,7 @@ class Report:
         self, measures: Mapping[str, Callable[[], float]], rounds: int, unit: str, settings: Mapping[str, Any],
         name: str = "{}",
     ) -> dict[str, list[float]]:  # fmt: skip
-        """Run measures in turns, add the median of each as a row and return the values of all rounds.
-
-        name: of the rows, with ``{}`` for the measure's name. unit: of the rows.
-        """
+        """Run measures in turns, add the median of each as a row ``name.format(measure)``; return all values."""
         results = in_turns(measures, rounds)
         for measure, values in results.items():
             self.add(name.format(measure), median(values), unit, **settings, rounds=rounds)

@@ -60,10 +60,7 @@ def measure(short: bool) -> Report:
 
 
 class Replay:
-    """Record the controls of a pool's steps, and replay them from the same states in a bare batch.
-
-    count: control steps per env in one measure. chunk: actions per step of the pool.
-    """
+    """Record the controls of ``count`` steps of a pool, and replay them from the same states in a bare batch."""
 
     def __init__(self, pool: MujocoPool | WarpPool, count: int, chunk: int) -> None:
         self.pool, self.count, self.chunk = pool, count, chunk

@@ -118,10 +118,7 @@ def read_preset(config_dir: Path, group: str, choice: str) -> dict[str, Any]:
 
 
 def _known_choice(folder: Path, choice: Any, others: Sequence[str]) -> str:
-    """Return ``choice`` if the group has a file for it, if it is one of ``others`` or a task called ``<family>/<id>``.
-
-    UserError with the nearest name otherwise.
-    """
+    """Return ``choice`` if the group has it, or it is a task ``<family>/<id>``. UserError with the nearest name."""
     allowed = sorted({*(path.stem for path in folder.glob("*.yaml")), *others})
     if isinstance(choice, str) and (choice in allowed or (folder.name == "task" and "/" in choice)):
         return choice
@@ -142,10 +139,7 @@ def _compose_groups(config_dir: Path, name: str, choices: Mapping[str, str]) -> 
 
 
 def _settings_of_pair(config_dir: Path, entries: DictConfig | None, pair: str, where: str) -> DictConfig:
-    """Return the settings for a ``<policy>-<algo>`` pair, out of settings by pair.
-
-    UserError if an entry is for a pair that does not exist. where: place of the entries, for the message.
-    """
+    """Return the settings for a ``<policy>-<algo>`` pair. UserError if one is for a pair that does not exist."""
     policies, algos = ([path.stem for path in (config_dir / group).glob("*.yaml")] for group in ("policy", "algo"))
     pairs = [f"{policy}-{algo}" for policy in policies for algo in algos]
     for name in entries or ():

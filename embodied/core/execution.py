@@ -16,10 +16,7 @@ from embodied.core.types import Obs, Timestep
 
 
 def clip_chunk(env: VecEnv, chunk_NHA: Tensor, num_actions: int) -> Tensor:
-    """Return the actions of a chunk [N, H, A] that ``env`` gets, clipped to [-1, 1] for a ``Box``.
-
-    These are the first ``num_actions``; an env with delays also gets the later ones.
-    """
+    """Return the first ``num_actions`` of a chunk [N, H, A], all for an env with delays, clipped for a ``Box``."""
     action = chunk_NHA if env.max_delay else chunk_NHA[:, :num_actions]
     return action.clamp(-1, 1) if isinstance(env.spec.action, Box) else action
 

@@ -169,10 +169,7 @@ def _matrix(table: pa.Table, key: str, path: Path) -> Tensor:
 
 
 def _instructions(table: pa.Table, path: Path) -> tuple[Tensor, tuple[str, ...]]:
-    """Return each frame's index of its instruction, int64 [F], and all instructions.
-
-    They are pandas' index, which may have any name; other columns than ``task_index`` are not read.
-    """
+    """Return each frame's index of its instruction, int64 [F], and all instructions, which are pandas' index."""
     with reading(path, "its instructions, meta/tasks.parquet"):
         rows = pq.read_table(path / "meta" / "tasks.parquet")
         index = [*(rows.schema.pandas_metadata or {}).get("index_columns", ()), "task"]

@@ -155,10 +155,7 @@ def save_episode(folder: Path, record: EpisodeRecord, index: int) -> None:
 
 
 def load_episodes(source: Path, bundle: Bundle) -> Deployment:
-    """Read episodes that ``save_episode`` wrote, from a folder or one file; fill what a data set needs.
-
-    UserError for something else, or for episodes of another policy than the bundle's.
-    """
+    """Read episodes that ``save_episode`` wrote, from a folder or file. UserError for others, or of another policy."""
     try:
         paths = sorted(source.glob("*.npz")) if source.is_dir() else [source]
         if not paths:

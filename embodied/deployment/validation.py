@@ -43,10 +43,7 @@ OptionsT = TypeVar("OptionsT", bound=Options)
 
 
 def parse_words(cls: type[OptionsT], words: Sequence[str]) -> OptionsT:
-    """Build options from ``key=value`` words by their annotations: text, numbers, true, false and null.
-
-    UserError for an unknown or missing key, or a value that is not allowed.
-    """
+    """Build options from ``key=value`` words. UserError for an unknown or missing key, or a value not allowed."""
     hints = {field.name: typing.get_type_hints(cls)[field.name] for field in fields(cls)}
     content: dict[str, Any] = {field.name: field.default for field in fields(cls) if field.default is not MISSING}
     for word in words:

@@ -52,10 +52,7 @@ class MetricsWriter:
     def write(
         self, row: Mapping[str, float | int], histograms: Mapping[str, Mapping[int, int]] = MappingProxyType({})
     ) -> None:
-        """Append one iteration. The x axis of TensorBoard is ``steps_of`` the row.
-
-        Numbers that are not finite become null. histograms: how often each whole number occurred, for TensorBoard.
-        """
+        """Append one iteration; numbers that are not finite become null. histograms: counts of whole numbers."""
         finite = {key: value for key, value in row.items() if math.isfinite(value)}
         self._file.write(json.dumps({key: finite.get(key) for key in row}) + "\n")
         self._file.flush()

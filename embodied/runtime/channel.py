@@ -69,10 +69,7 @@ class Channel(Generic[SampledT]):
             self._changed.notify_all()
 
     def take(self, version: int, learner: int = 0) -> list[SampledT]:
-        """Wait until batch ``version`` is complete, remove and return it.
-
-        learner: incarnation that takes it. Raises Closed once the channel is closed, or emptied for another learner.
-        """
+        """Wait for batch ``version`` and take it. Closed once the channel is, or is emptied for another learner."""
         with self._changed:
             self._changed.wait_for(lambda: self._closed or learner != self._learner or self.has(version))
             if self._closed or learner != self._learner:

@@ -93,10 +93,7 @@ def save(run_dir: Path, env_steps: int, state: Mapping[str, Any], *, keep: int =
 
 
 def load_latest(run_dir: Path, only: str | None = None) -> Checkpoint | None:
-    """Load the newest valid checkpoint of a run, or one top-level key of it; None if the run has no checkpoint.
-
-    A corrupt one is skipped, with a warning. UserError if all of them are corrupt.
-    """
+    """Load the newest whole checkpoint, or ``only`` one key of it; None without any. UserError if all are corrupt."""
     folders = newest_first(run_dir / "checkpoints")
     for folder in folders:
         try:

@@ -134,10 +134,7 @@ class Learner:
 
 
 def mask_before(fragment: Fragment, oldest: int) -> Fragment:
-    """Mask the decisions that were drawn by older weights than version ``oldest``, and those before them.
-
-    Advantages look forward, so that of a decision that counts contains no masked one.
-    """
+    """Mask decisions by older weights than version ``oldest`` and all before them, as advantages look forward."""
     old_T = (fragment.version_TN < oldest).any(1)
     if not old_T.any():
         return fragment

@@ -144,10 +144,7 @@ class Ledger:
             self.accepted = self._next = self.version * self.batch_fragments
 
     def rewind(self, version: int, learner: int) -> None:
-        """Go back to ``version`` consumed batches, for another incarnation of the learner.
-
-        Tickets that were given out before are refused from now on: they count batches of the learner that was lost.
-        """
+        """Go back to ``version`` batches, for another learner; tickets that were given out before are refused."""
         with self._changed:
             assert learner > self._learner
             self._leases.clear()

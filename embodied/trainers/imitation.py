@@ -81,10 +81,7 @@ class ImitationTrainer(SupervisedTrainer):
 
     @cached_property
     def observed(self) -> Obs:
-        """Observations of all frames, with the outputs of the frozen part of the network in place of its inputs.
-
-        Computed at the first update, because a resumed run loads its weights before that.
-        """
+        """Observations of all frames, precomputed at the first update, after a resumed run has loaded its weights."""
         obs = self.data.obs(slice(None))
         return self.policy.precompute(obs) if self.policy.fits_cache(len(self.data.state_FS)) else obs
 

@@ -16,10 +16,7 @@ RANDOM_SHARE = 0.2  # fraction of random decisions, so that images also show sta
 
 
 class Scenes:
-    """Render scene after scene, FRAMES_PER_SCENE observations each; episodes are cut short to see more scenes.
-
-    steps: control steps between two observations. seed: seed of the random actions.
-    """
+    """Render scenes, FRAMES_PER_SCENE observations each, ``steps`` control steps apart. seed: of random actions."""
 
     def __init__(self, env: LabeledPool, steps: int, seed: int) -> None:
         self.env, self.steps = env, steps

@@ -30,10 +30,7 @@ CLOSE_S = 10.0  # how long a child may take to end
 
 
 class Builder:
-    """The process that built environments, which alone may step them unless ``can_fork``.
-
-    A forked process lacks their threads, and shares their processes with its parent.
-    """
+    """The process that built environments, whose threads a fork lacks: it alone may step them unless ``can_fork``."""
 
     def __init__(self, can_fork: bool = False) -> None:
         self._process, self._can_fork = os.getpid(), can_fork
@@ -103,10 +100,7 @@ class ChildProcess:
             raise self.death() from None
 
     def receive(self, limit_s: float | None = None) -> Any:
-        """Wait for the result of the call. UserError if the method raised one, ChildDied if the process ended.
-
-        ConnectionError if there is none after ``limit_s``.
-        """
+        """Return the result. UserError that the method raised, ChildDied, or ConnectionError after ``limit_s``."""
         try:
             silent = limit_s is not None and not self._connection.poll(limit_s)
             result = None if silent else self._connection.recv()

@@ -9,10 +9,7 @@ INTERRUPTED = 130
 
 
 def end_on_interrupt() -> None:
-    """Let Ctrl-C end the process at once from now on, with one line and ``INTERRUPTED``.
-
-    Used during the imports of a command, when nothing is open. A handler that is not Python's own stays.
-    """
+    """End the process at once, with one line, on Ctrl-C during imports. A handler that is not Python's stays."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _end)
 

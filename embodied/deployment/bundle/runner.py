@@ -143,10 +143,7 @@ class PolicyRunner:
 
 
 def parity(planner: Planner, path: Path) -> float:
-    """Return the largest difference of plans from those recorded in a bundle, in units of the action's scale.
-
-    UserError if the recording is not one of the bundle's policy.
-    """
+    """Return the largest difference from recorded plans, in the action's scale. UserError for another recording."""
     arrays = load_arrays(path / PARITY_FILE, MAX_PARITY_BYTES)
     inputs = {name: value for name, value in arrays.items() if not name.startswith(OUTPUT_PREFIX)}
     chunk, recorded = planner.plan(inputs), arrays.get(f"{OUTPUT_PREFIX}actions")

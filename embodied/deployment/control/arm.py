@@ -79,10 +79,7 @@ class StateBuilder:
         return self._numbers(observation, self._velocities)
 
     def state(self, observation: Mapping[str, Any], finger_target_m: float) -> NDArray[np.float32]:
-        """Return the state [S], physical units. UserError for a missing entry, Unusable for one that is not finite.
-
-        finger_target: finger position that was last commanded, m.
-        """
+        """Return the state [S], physical units. UserError for a missing entry, Unusable for one that is not finite."""
         qpos, qvel = self.qpos(observation), self.qvel(observation)
         position, _, jacobian = self.chain.tool(qpos)
         parts: dict[str, Array] = {

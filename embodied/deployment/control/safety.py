@@ -233,10 +233,7 @@ class RobotHangs(ConnectionError):
 
 
 class Watchdog:
-    """Measure the time between the answers of a robot: its driver may hang, or this computer sleep.
-
-    period_s: time that passes between two answers of a robot that answers at once.
-    """
+    """Measure the time between answers of a robot, ``period_s`` apart: its driver may hang, or this computer sleep."""
 
     def __init__(self, clock: Clock, safety: Safety, period_s: float) -> None:
         self.clock, self.safety, self.longest_s = clock, safety, HANGS_S + period_s

@@ -167,10 +167,7 @@ class MappedRobot:
         self.robot.calibrate()
 
     def get_observation(self) -> Observation:
-        """Return the newest measurements in our names and units.
-
-        Velocities that the robot lacks are differences over at least DIFFERENCE_S; until then they are 0.
-        """
+        """Return the newest measurements. Velocities that the robot lacks are differences, 0 until DIFFERENCE_S."""
         theirs = self.robot.get_observation()
         now_s = time.monotonic()
         ours = {name: entry.from_robot(float(theirs[entry.name])) for name, entry in self._entries.items()}

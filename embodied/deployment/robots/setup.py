@@ -130,10 +130,7 @@ def propose(bundle: Bundle, robot: Robot) -> RobotMapping:
 
 
 def show(robot: MappedRobot, path: Path) -> NDArray[np.float64]:
-    """Print the mapping as a table, draw the robot's pose and those of a confirmation; return the joints [J].
-
-    Positions in the table are rad or m. UserError for an old measurement.
-    """
+    """Print the mapping in rad or m and draw the poses; return the joints [J]. UserError for an old measurement."""
     observation = robot.get_observation()
     Limits.of(robot.arm).check_age(age(observation, time.monotonic()))
     now, wanted, picture = joint_values(robot.arm, observation), poses(robot.arm), path.with_suffix(".png")
@@ -188,10 +185,7 @@ def _units(arm: ArmSpec) -> Array:
 
 
 def confirm(robot: MappedRobot, by: str, qpos_J: Array) -> RobotMapping:
-    """Return the mapping with the pose in which the arm is now among the confirmed ones.
-
-    by: name of the person. qpos: measured joint positions. UserError for an empty name, or in another pose.
-    """
+    """Return the mapping, confirmed ``by`` a person in the arm's present pose. UserError for another pose."""
     if not by.strip():
         raise UserError("confirm_mapping: give your name")
     before, sha256 = robot.mapping.confirmed, digest(robot)

@@ -71,10 +71,7 @@ def encode(message: Any) -> bytes:
 
 
 def decode(data: bytes, max_bytes: int, max_elements: int = MAX_ELEMENTS) -> Any:
-    """Return the message of ``data``; its arrays are read-only views of it. UserError for anything malformed.
-
-    max_bytes: largest size of the message. max_elements: largest number of values in it.
-    """
+    """Return the message of ``data`` (arrays are read-only views), within both limits. UserError if malformed."""
     import msgpack
 
     if len(data) > max_bytes:
@@ -158,10 +155,7 @@ def _unpack(found: dict[Any, Any]) -> Any:
 
 
 def read_api_key(file: str | None) -> str | None:
-    """Return the key from a file or, without one, from the environment; None if neither has one.
-
-    UserError for a file that cannot be read, and for a key that does not fit into a header.
-    """
+    """Return the key from a file, else of the environment, else None. UserError for one that fits no header."""
     where, key = VARIABLE, os.environ.get(VARIABLE)
     if file is not None:
         where = f"api_key_file={file}"

@@ -67,10 +67,7 @@ class Recorder:
         self.final_index.append(index_M2)
 
     def fragment(self, last_obs: Obs, bootstrap_value_N: Tensor, ticket: Ticket) -> Fragment:
-        """Return the fragment of all decisions. last_obs: observations [N, ...] after the last decision.
-
-        FloatingPointError if a number that the learner would learn from is not finite.
-        """
+        """Return the fragment of all decisions before ``last_obs``. FloatingPointError if a number is not finite."""
         self._check_finite(last_obs, bootstrap_value_N, ticket)
         ends = self.final_obs
         return Fragment(

@@ -34,10 +34,7 @@ LABEL_OPERATORS = ("!", "in(", "!in(")  # of Ray's label selectors; Ray checks t
 
 
 def prepare_environment() -> None:
-    """Set the variables of a cluster of our own, which Ray reads when it is imported, and its processes inherit.
-
-    UserError if Ray was imported without them: it would listen on all interfaces.
-    """
+    """Set variables that Ray reads at its import. UserError after that: it would listen on all interfaces."""
     if "ray" in sys.modules and LOOPBACK_ONLY.items() - os.environ.items() and not sys.modules["ray"].is_initialized():
         why = "Ray was imported before the runtime was built, so its own cluster would listen on all interfaces"
         raise UserError(f"{why}: build the runtime first, or connect with ray.init() yourself")

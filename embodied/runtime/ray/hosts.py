@@ -205,10 +205,7 @@ class ServerHost(Host):
         return [self.actor.track]
 
     async def act(self, request: ActRequest, publication: Publication) -> tuple[ActReply, Totals]:
-        """Return the reply, by these weights or newer ones, and the totals of the actor server so far.
-
-        Requests that arrive during an inference are served together by the next one.
-        """
+        """Return the reply by these weights or newer ones, and all totals; requests meanwhile are served together."""
         self.store.offer(publication)
         future: asyncio.Future[tuple[ActReply, Totals]] = asyncio.get_running_loop().create_future()
         self._waiting.append((request, future))

@@ -118,10 +118,7 @@ class LearnerHost(Host):
         self._others_idle = False
 
     async def build(self, peers: Sequence[Any] = (), rendezvous: Rendezvous | None = None) -> Built:
-        """Build algorithm and learner. UserError if several processes cannot share an update.
-
-        peers: handles of the other processes, in process 0. rendezvous: where the others find it.
-        """
+        """Build the learner, with ``peers`` in process 0. UserError if several processes cannot share an update."""
         self.peers, self._rendezvous, self._address = peers, rendezvous, ray.util.get_node_ip_address()
         if peers:
             self._sums, self._rendezvous = open_store(self._address, self.config.start_timeout_s)
@@ -158,10 +155,7 @@ class LearnerHost(Host):
         return await self._put({}, self.learner.track.totals())
 
     async def learn(self, fragments: Sequence[Any]) -> Learned:
-        """Update on the fragments of one batch, given by reference, and publish.
-
-        Every process gets every n-th fragment, so that those of a node that is lost are shared too.
-        """
+        """Update on a batch, given by reference, of which each process gets every n-th fragment, and publish."""
         num = 1 + len(self.peers)
         others = [peer.update.remote(fragments[rank::num]) for rank, peer in enumerate(self.peers, 1)]
         updates = await asyncio.gather(self.update(fragments[::num]), *others)

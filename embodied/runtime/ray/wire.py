@@ -174,10 +174,7 @@ class PulledWeights(WeightStore):
         self._offered = max(self._offered, publication, key=lambda known: known.age)
 
     async def pull(self) -> int:
-        """Fetch what is new, and return its bytes. All is new if another learner published it than before.
-
-        DamagedWeights if a digest differs. WeightsLost if the learner has died.
-        """
+        """Fetch what is new; return its bytes. DamagedWeights if a digest differs, WeightsLost without its learner."""
         offered, base = self._offered, self._newest
         if offered.age == (self.learner, base.version):
             return 0
