@@ -105,10 +105,7 @@ def against_engine(report: Report, replay: Replay, engines: Mapping[str, Batch |
 
 
 def flatness(report: Report, reference: MujocoPool, sizes: tuple[int, ...], rounds: int, env_steps: int) -> None:
-    """Compare pools of other sizes with the reference, on the same states and for the same control steps.
-
-    A smaller pool steps the reference's states in parts, a larger pool steps copies of them.
-    """
+    """Compare pools of other sizes with the reference, on parts or copies of its states, for the same steps."""
     ratios = []
     start = reference.state_dict()
 

@@ -26,7 +26,6 @@ PRESETS = {"randomization": "sim"}
 """Groups whose files hold settings of another section, by the section that a chosen file is merged into."""
 
 
-# ---------------------------------------------------------------------------------------------- words → values
 def parse_overrides(argv: Sequence[str]) -> dict[str, Any]:
     """Parse ``["num_envs=64", "algo.gamma=0.9"]`` to ``{"num_envs": 64, "algo.gamma": 0.9}`` in Hydra's grammar.
 
@@ -75,7 +74,6 @@ def apply_values(root: dict[str, Any], values: Mapping[str, Any]) -> None:
         node[last] = value
 
 
-# ---------------------------------------------------------------------------------------------- groups → mapping
 def compose(config_dir: Path, name: str, overrides: Mapping[str, Any], tasks: Sequence[str] = ()) -> dict[str, Any]:
     """Compose the configuration ``name`` with overrides; return a nested dictionary of plain values.
 

@@ -21,10 +21,7 @@ def check_obs(env: VecEnv, obs: Obs, rows: int, what: str) -> None:
 
 
 def check_timestep(env: VecEnv, step: Timestep, num_actions: int, rows: Tensor | None = None) -> None:
-    """Raise UserError unless ``step`` is a result of executing chunks of ``num_actions`` actions.
-
-    rows: envs [n] of ``step``, in order (``VecEnv.receive``); None: all.
-    """
+    """Raise UserError unless ``step`` results from chunks of ``num_actions``. rows: its envs [n]; None: all."""
     check_types(env, step, num_actions, rows)
     check_ends(env, step, rows)
     check_executed(env, step, num_actions)

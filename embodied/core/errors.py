@@ -18,10 +18,7 @@ class UserError(ValueError):
 
 
 def one_line(text: object) -> str:
-    """Return the message of an error of another library, or a text from a network or a file, as one line.
-
-    Control characters, which could command a terminal, are escaped.
-    """
+    """Return a text of another library, a network or a file as one line, with control characters escaped."""
     return "".join(sign if sign.isprintable() else ascii(sign)[1:-1] for sign in " ".join(str(text).split()))
 
 

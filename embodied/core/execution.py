@@ -22,10 +22,7 @@ def clip_chunk(env: VecEnv, chunk_NHA: Tensor, num_actions: int) -> Tensor:
 
 
 class EvalRollout:
-    """Run a policy as it is deployed through the episodes of a list of plans, one decision per step.
-
-    Its observations ``obs`` are on the device of the policy.
-    """
+    """Run a policy as it is deployed through a list of plans. ``obs`` is on the policy's device."""
 
     def __init__(self, policy: Policy, env: VecEnv, plans: EpisodePlans, seeded: bool) -> None:
         """Start the first episodes. seeded: draw ``plan_noise`` for each decision instead of none."""

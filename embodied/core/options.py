@@ -113,7 +113,6 @@ def from_mapping(cls: type[T], mapping: Mapping[str, Any], path: str = "") -> T:
         raise _user_error(error, cls, path) from None
 
 
-# -- strictness --------------------------------------------------------------------------------------------------------
 def _schema(cls: type[Any], source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
     """Return pydantic's schema of a dataclass, with every field made strict."""
     schema = cast(dict[str, Any], handler(source))
@@ -146,7 +145,6 @@ def _exact(schema: dict[str, Any]) -> dict[str, Any]:
     return schema
 
 
-# -- messages ----------------------------------------------------------------------------------------------------------
 ALLOWED = {
     "bool_type": TYPES[bool],
     "int_type": TYPES[int],

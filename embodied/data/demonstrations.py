@@ -79,10 +79,7 @@ class Demonstrations:
         return {"state": self.state_FS[rows_B], "instruction": self.instruction_F[rows_B], **images}
 
     def chunks(self, rows_B: Tensor, horizon: int) -> tuple[Tensor, Tensor]:
-        """Return the chunks of ``horizon`` actions that start at frames ``rows``, [B, H, A], with their mask [B, H].
-
-        Beyond the end of an episode, the last action is repeated and the mask is false.
-        """
+        """Return chunks [B, H, A] from frames ``rows`` and their mask [B, H]; the last action pads an episode."""
         last_B = torch.searchsorted(self.episode_F, self.episode_F[rows_B], right=True) - 1
         frames_BH = rows_B[:, None] + torch.arange(horizon)
         return self.action_FA[frames_BH.minimum(last_B[:, None])], frames_BH <= last_B[:, None]

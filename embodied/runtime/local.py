@@ -36,7 +36,6 @@ class LocalRuntime(OneProcess):
         self._snapshot = Snapshot()
         self.opened.callback(self.threads.join)
 
-    # ------------------------------------------------------------------------------------------ main thread
     def _start(self) -> None:
         super()._start()
         if self.threads.started:
@@ -72,7 +71,6 @@ class LocalRuntime(OneProcess):
         for inbox in self._replies:
             inbox.put(None)
 
-    # ------------------------------------------------------------------------------------------ other threads
     def _serve(self) -> None:
         threads.use(self.budget.actor)
         while True:

@@ -20,10 +20,7 @@ RUNTIMES.declare("ray", "embodied.runtime.ray.runtime:RayRuntime", RayConfig)
 
 
 def build_runtime(recipe: Recipe) -> Runtime:
-    """Build the runtime that ``recipe.config`` names, ready to iterate or to load a state.
-
-    UserError if the config is not of the class of that runtime's options.
-    """
+    """Build the runtime that ``recipe.config`` names. UserError if the config is not of its options' class."""
     entry, given = RUNTIMES[recipe.config.name], type(recipe.config)
     if not issubclass(given, entry.config):
         raise UserError(

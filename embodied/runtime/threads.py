@@ -25,10 +25,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ThreadBudget:
-    """Number of threads of each VecEnv of a worker, and of torch in the other parts.
-
-    learner_alone: of the learner while no other part computes. evaluator: also of its VecEnv.
-    """
+    """Threads of a worker's VecEnvs and of torch elsewhere. learner_alone: while no other part computes."""
 
     sim: int
     actor: int
@@ -73,10 +70,7 @@ def plan(config: RuntimeConfig, device: torch.device, cores: int | None = None) 
 
 
 def use(num_threads: int) -> None:
-    """Set the number of torch's threads for the calling thread.
-
-    It is read before it is set: the first read in a thread resets it to what any thread set last (torch 2.13).
-    """
+    """Set the number of torch's threads for the calling thread, which torch 2.13 has to read first."""
     torch.get_num_threads()
     torch.set_num_threads(num_threads)
 

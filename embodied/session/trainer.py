@@ -84,10 +84,7 @@ class Trainer(AbstractContextManager["Trainer"], ABC):
 
     @abstractmethod
     def iterations(self, stop: threading.Event, deadline_s: float) -> Iterator[Report]:
-        """Train to ``total_steps``, ``stop`` or ``deadline_s`` on the clock ``running_s``, checked between iterations.
-
-        Between two reports the state can be saved.
-        """
+        """Train to ``total_steps``, ``stop`` or ``deadline_s`` (``running_s``); states can be saved between reports."""
 
     @abstractmethod
     def state_dict(self) -> dict[str, Any]:

@@ -114,10 +114,7 @@ class ArmController:
         self.chain, self.law = Chain(arm), ArmLaw(arm)
 
     def targets(self, action_A: NDArray[np.floating], qpos_J: Array, finger_target_m: float) -> tuple[Array, float]:
-        """Return joint targets [J] and the next finger target for one control step.
-
-        action: physical units. qpos: measured joint positions. finger_target: the one that was last commanded, m.
-        """
+        """Return joint targets [J] and the next finger target (m) for an action in physical units at a pose."""
         action = np.asarray(action_A, np.float64)
         qpos_J1 = np.asarray(qpos_J, np.float64)[:, None]
 

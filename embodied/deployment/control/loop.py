@@ -153,11 +153,7 @@ class EpisodeRun:
         loop.inference.drop()  # waits, so it comes last
 
     def _tick(self, until_s: float) -> bool:
-        """Observe, plan and command. False if a person refused the action.
-
-        until_s: how long the tick may wait for its chunk. Without a chunk, or without a usable observation, the robot
-        holds.
-        """
+        """Observe, plan and command, with a chunk or without by ``until_s``. False if a person refused the action."""
         loop, record, action, state = self.loop, self.record, None, None
         try:
             measured = self._observe()

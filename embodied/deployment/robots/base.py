@@ -105,10 +105,7 @@ def load_robot(name: str, options: Mapping[str, Any]) -> Robot:
 
 @contextmanager
 def connected(name: str, options: str) -> Iterator[Robot]:
-    """Yield the robot ``<module>:<Class>``, connected. An error inside is raised, not one of disconnecting after it.
-
-    options: those of ``load_robot`` as a JSON object. UserError if they are none.
-    """
+    """Yield the robot, connected; an error inside comes before one of disconnecting. options: for ``load_robot``."""
     try:
         content = json.loads(options)
     except ValueError as error:

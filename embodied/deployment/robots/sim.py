@@ -65,8 +65,6 @@ class SimRobot(Clock):
     def __exit__(self, *_: object) -> None:
         self.disconnect()
 
-    # -- Robot ---------------------------------------------------------------------------------------------------------
-
     @property
     def observation_features(self) -> dict[str, Any]:
         cameras = {camera.name: (camera.height, camera.width, 3) for camera in self.bundle.cameras}
@@ -107,8 +105,6 @@ class SimRobot(Clock):
         if self._process is not None:
             self._process.close()
         self._process = None
-
-    # -- what a real robot lacks ---------------------------------------------------------------------------------------
 
     def reset(self, seed: int, episode: int) -> str:
         """Begin an episode of ``embodied.eval`` with this seed; return its instruction."""
