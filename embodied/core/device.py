@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from embodied.core.errors import UserError
+from embodied.core.errors import UserError, one_line
 
 CPU = torch.device("cpu")
 
@@ -25,12 +25,23 @@ def resolve_device(name: str, key: str = "device") -> torch.device:
     if not means_cuda(name):
         return CPU
     if not torch.cuda.is_available():
-        raise UserError(f"{key}={name}, but this machine (or this build of torch) has no CUDA device; use {key}=auto")
+        raise UserError(f"{key}={name}, but {_what_is_missing()}; use {key}=auto")
     index, num = int(name.partition(":")[2] or 0), torch.cuda.device_count()
     if index >= num:
         allowed = ", ".join(f"cuda:{i}" for i in range(num))
         raise UserError(f"{key}: got {name}, allowed on this machine: auto, cpu, {allowed}")
     return torch.device("cuda", index)
+
+
+def _what_is_missing() -> str:
+    """Return why torch has no CUDA device: the build, the driver or the card."""
+    if torch.version.cuda is None:
+        return "this build of torch is without CUDA"
+    try:
+        torch.cuda.init()
+    except RuntimeError as error:  # names the driver's version if it is too old
+        return one_line(error)
+    return "this machine has no CUDA device"
 
 
 def copied_to_cpu(state: Any) -> Any:

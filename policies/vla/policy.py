@@ -1,5 +1,7 @@
 """A policy of images, an instruction and the state: π0 of transformers, with the exploration of the flow policies."""
 
+import os
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -64,6 +66,10 @@ class VLAPolicy(FlowChains):
         """Build or load the model. UserError if it does not fit the task or the options."""
         if not spec.cameras:
             raise UserError(f"policy.cameras: task {spec.task} was built without cameras, the policy needs some")
+        if config.compile and not any(map(shutil.which, (os.environ.get("CXX", "g++"), "g++", "clang++"))):
+            raise UserError(
+                "policy.compile=true needs a C++ compiler, and there is none: g++, clang++ or the variable CXX"
+            )
         parts = checkpoint.build(spec, config)
         checkpoint.check_fits(parts, spec, config)
         model = parts.model

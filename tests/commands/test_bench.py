@@ -222,7 +222,7 @@ def test_bench_gpu_keeps_what_its_parts_have_measured(tmp_path: Path, monkeypatc
     outcome = run(bench.main, ["gpu", "short=true", "parts=floors"])
     assert (outcome.code, outcome.result["rows"]) == (0, [])
     assert "floors did not finish: its time was over" in outcome.stderr
-    for words, message in ((["parts=flors"], "Did you mean 'floors'"), ([], "device=cuda, but this machine")):
+    for words, message in ((["parts=flors"], "Did you mean 'floors'"), ([], "device=cuda, but this build")):
         outcome = run(bench.main, ["gpu", *words])
         assert (outcome.code, outcome.stdout) == (2, "")
         assert message in outcome.stderr

@@ -34,8 +34,21 @@ def test_a_gpu_always_has_its_index(two_gpus: None) -> None:
 def test_without_a_gpu_the_cpu_is_used_or_the_device_is_refused() -> None:
     assert resolve_device("auto") == resolve_device("cpu") == torch.device("cpu")
     for name in ("cuda", "cuda:1"):
-        with pytest.raises(UserError, match=f"device={name}, but this machine"):
+        with pytest.raises(UserError, match=f"device={name}, but this build of torch is without CUDA; use device=auto"):
             resolve_device(name)
+
+
+def test_a_driver_that_is_too_old_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def init() -> None:
+        raise RuntimeError("The NVIDIA driver on your system is too old (found version 11040).\nPlease update it.")
+
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch.cuda, "init", init)
+    with pytest.raises(UserError, match=r"device=cuda, but The NVIDIA driver .* too old .found version 11040.* Please"):
+        resolve_device("cuda")
+    monkeypatch.setattr(torch.cuda, "init", lambda: None)
+    with pytest.raises(UserError, match="device=cuda, but this machine has no CUDA device"):
+        resolve_device("cuda")
 
 
 def test_a_simulator_gets_the_learners_device(two_gpus: None, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -74,7 +87,7 @@ def test_a_run_keeps_what_auto_meant_and_reads_the_same_elsewhere(
     here = resolve(to_mapping(there))
     assert here == there
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(UserError, match="device=cuda:0, but this machine"):
+    with pytest.raises(UserError, match="device=cuda:0, but this build"):
         settled(here)
     there_on_cpu = settled(resolve(to_mapping(there) | {"runtime": to_mapping(there)["runtime"] | {"device": "cpu"}}))
     assert (there_on_cpu.runtime.device, there_on_cpu.runtime.groups_per_worker) == ("cpu", 2)

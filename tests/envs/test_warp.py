@@ -217,7 +217,7 @@ def test_domain_randomisation_is_refused() -> None:
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a CUDA device")
 def test_cuda_is_refused_without_a_device() -> None:
-    with pytest.raises(UserError, match=r"sim\.device=cuda, but this machine"):
+    with pytest.raises(UserError, match=r"sim\.device=cuda, but this build"):
         make("reach", device="cuda")
 
 

@@ -91,6 +91,12 @@ def test_steps_side_by_side_do_not_see_each_other(short: int, monkeypatch: pytes
     torch.testing.assert_close(side_by_side, alone, atol=1e-5, rtol=1e-5)
 
 
+def test_compilation_needs_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    with pytest.raises(UserError, match=r"policy\.compile=true needs a C\+\+ compiler"):
+        build(compile=True)
+
+
 @pytest.mark.slow(reason="compiles C++")
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler: install g++")
 def test_compiled_denoise_steps_give_the_same() -> None:
