@@ -258,8 +258,7 @@ class PPO(Algorithm):
             state["reference"] = self.reference.state_dict()
         if self.deployed is not self.policy:
             state["weights"] = self.policy.state_dict()
-        copied: dict[str, Any] = copied_to_cpu(state)
-        return copied
+        return copied_to_cpu(state)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue exactly from what ``state_dict`` returned. UserError if it is not such a state.

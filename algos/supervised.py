@@ -70,17 +70,15 @@ class Supervised:
 
     def weights(self) -> dict[str, Tensor]:
         """Return copies of the average weights on the CPU."""
-        weights: dict[str, Tensor] = copied_to_cpu(self.average.state_dict())
-        return weights
+        return copied_to_cpu(self.average.state_dict())
 
     def state_dict(self) -> dict[str, Any]:
         """Return all that ``load_state_dict`` needs to continue exactly (copies on the CPU)."""
-        state: dict[str, Any] = copied_to_cpu({
+        return copied_to_cpu({
             "policy": self.policy.state_dict(), "average": self.average.state_dict(),
             "optimizer": self.optimizer.state_dict(), "generator": self.generator.get_state(),
             "updates": self.updates,
         })  # fmt: skip
-        return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue exactly from what ``state_dict`` returned. UserError if it is not such a state."""

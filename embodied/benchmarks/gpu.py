@@ -23,7 +23,7 @@ from functools import partial
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, Literal, get_args
 
 import torch
 from mujoco.batch import Batch
@@ -32,22 +32,20 @@ from torch.utils.flop_counter import FlopCounterMode
 from embodied.algos.config import PPOConfig
 from embodied.algos.ppo import PPO
 from embodied.benchmarks.measure import Report, note, timed, trained
-from embodied.benchmarks.sim import CHUNK, TASK, Replay, against_engine
+from embodied.benchmarks.sim import CHUNK, TASK, Replay, against_engine, against_warp
 from embodied.core.device import resolve_device
 from embodied.core.episodes import EpisodeStats
-from embodied.core.errors import unknown_name
 from embodied.core.execution import obs_to
 from embodied.core.options import config_dataclass
 from embodied.core.types import Fragment, Obs
-from embodied.envs import TASKS, SamplerSetup, UniformConfig, UniformSampler, make_pool, make_sampler
-from embodied.envs.mujoco.config import WarpConfig
-from embodied.envs.mujoco.warp.pool import WarpBatch, WarpPool
+from embodied.envs import make_pool, make_sampler
 from embodied.report.metrics import write_json
 from embodied.runtime import threads
 from embodied.session.config import compose_run
 from embodied.session.factories import make_policy, make_spec
 from embodied.trainers.reinforcement import build
 
+Part = Literal["floors", "pool", "train", "solve", "pi0", "threads"]
 LIMITS_S = {"floors": 20, "pool": 80, "train": 100, "solve": 130, "pi0": 110, "threads": 40}  # together 8 minutes
 SHORT_LIMIT_S = 300  # of any part on a CPU, where Warp compiles its kernels
 
@@ -56,13 +54,8 @@ SHORT_LIMIT_S = 300  # of any part on a CPU, where Warp compiles its kernels
 class GpuOptions:
     """Options after ``bench gpu``."""
 
-    parts: tuple[str, ...] = tuple(LIMITS_S)
+    parts: tuple[Part, ...] = get_args(Part)
     """Parts to run, in this order."""
-
-    def __post_init__(self) -> None:
-        for part in self.parts:
-            if part not in LIMITS_S:
-                raise unknown_name("part", part, LIMITS_S)
 
 
 class Streamed(Report):
@@ -126,12 +119,8 @@ def product_tflop_s(device: torch.device, size: int, rounds: int) -> float:
 
 def pool(report: Report, device: torch.device, short: bool) -> None:
     for num_envs in (2,) if short else (4096, 16384, 1024):
-        entry = TASKS[TASK]
-        envs = WarpPool(entry.build(entry.config()), num_envs=num_envs, sim=WarpConfig(device=str(device)))
-        envs.reset(UniformSampler(envs.spec, UniformConfig(), SamplerSetup(num_envs, stagger=True)))
-        kernels = WarpBatch(envs.model, num_envs, envs.device, WarpConfig.max_contacts, WarpConfig.max_constraints)
-        replay = Replay(envs, 2 if short else 64, CHUNK)
-        report.ratio(f"warp_pool_over_kernels_{num_envs}", against_engine(report, replay, {"engine": kernels}, 3))
+        count = 2 if short else 64
+        against_warp(report, f"warp_pool_over_kernels_{num_envs}", num_envs, 3, count, CHUNK, str(device))
 
 
 def train(report: Report, device: torch.device, short: bool) -> None:
@@ -148,13 +137,10 @@ def train(report: Report, device: torch.device, short: bool) -> None:
 
 
 def solve(report: Report, device: torch.device, short: bool) -> None:
-    runs: dict[str, dict[str, Any]]
-    runs = {
-        "warp": {"sim": "warp", "device": str(device), "num_envs": 4096},
-        "mujoco": {"device": "cpu", "num_envs": 1024},
-    }
-    if short:
-        runs = {"mujoco": {"device": "cpu", "num_envs": 8, "runtime.decisions": 2, "runtime.eval_episodes": 2}}
+    tiny = {"num_envs": 8, "runtime.decisions": 2, "runtime.eval_episodes": 2} if short else {}
+    runs: dict[str, dict[str, Any]] = {"mujoco": {"device": "cpu", "num_envs": 1024, **tiny}}
+    if not short:
+        runs = {"warp": {"sim": "warp", "device": str(device), "num_envs": 4096}, **runs}
     seconds: dict[str, float] = {}
     for name, words in runs.items():
         words = {"runtime.eval_every": 5, "runtime.eval_episodes": 200, **words}

@@ -53,7 +53,7 @@ def measure(short: bool) -> Report:
     report.ratio("pool_over_engine_1024", ratio)
     flatness(report, reference, (8, 32) if short else (256, 512, 2048, 4096, 8192), rounds, env_steps)
     against_envpool(report, 4 if short else 64, rounds, env_steps)
-    against_warp(report, 2 if short else 64, rounds, 2 if short else 16)
+    against_warp(report, "warp_pool_over_engine", 2 if short else 64, rounds, 2 if short else 16)
     adapters.measure(report, short)
     memory(report, 32 if short else 4096)
     return report
@@ -148,15 +148,16 @@ def against_envpool(report: Report, num_envs: int, rounds: int, env_steps: int) 
     peer.close()
 
 
-def against_warp(report: Report, num_envs: int, rounds: int, count: int) -> None:
+def against_warp(
+    report: Report, ratio: str, num_envs: int, rounds: int, count: int, chunk: int = 1, device: str = "auto"
+) -> None:
     """Compare the pool of ``sim=warp`` with ``WarpBatch.step`` alone."""
     task = TASKS[TASK]
-    pool = built("warp", lambda: WarpPool(task.build(task.config()), num_envs=num_envs))
+    pool = built("warp", lambda: WarpPool(task.build(task.config()), num_envs=num_envs, sim=WarpConfig(device=device)))
     if pool is not None:
         pool.reset(UniformSampler(pool.spec, UniformConfig(), SamplerSetup(num_envs, stagger=True)))
         engine = WarpBatch(pool.model, num_envs, pool.device, WarpConfig.max_contacts, WarpConfig.max_constraints)
-        ratio = against_engine(report, Replay(pool, count, chunk=1), {"engine": engine}, rounds)
-        report.ratio("warp_pool_over_engine", ratio)
+        report.ratio(ratio, against_engine(report, Replay(pool, count, chunk), {"engine": engine}, rounds))
 
 
 MEMORY = """

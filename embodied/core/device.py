@@ -1,7 +1,7 @@
 """Devices by name, and copies on the CPU."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -9,6 +9,7 @@ from torch import Tensor
 from embodied.core.errors import UserError, one_line
 
 CPU = torch.device("cpu")
+T = TypeVar("T")
 
 
 def means_cuda(name: str) -> bool:
@@ -44,10 +45,13 @@ def _what_is_missing() -> str:
     return "this machine has no CUDA device"
 
 
-def copied_to_cpu(state: Any) -> Any:
+def copied_to_cpu(state: T) -> T:
     """Return a copy of nested dicts and lists whose tensors are on the CPU."""
+    copied: Any = state
     if isinstance(state, Mapping):
-        return {key: copied_to_cpu(value) for key, value in state.items()}
-    if isinstance(state, list):
-        return [copied_to_cpu(value) for value in state]
-    return state.detach().to(CPU, copy=True) if isinstance(state, Tensor) else state
+        copied = {key: copied_to_cpu(value) for key, value in state.items()}
+    elif isinstance(state, list):
+        copied = [copied_to_cpu(value) for value in state]
+    elif isinstance(state, Tensor):
+        copied = state.detach().to(CPU, copy=True)
+    return cast("T", copied)

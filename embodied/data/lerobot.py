@@ -46,7 +46,10 @@ def read(path: Path, keys: Mapping[str, Any] | None = None, cameras: Sequence[st
     or images that are neither PNG files nor frames of videos, or of several sizes.
     """
     state, action = columns.columns_of(keys or {})
-    info, units = _info(path), _units(path)
+    info = _info(path)
+    with reading(path, UNITS):
+        found = json.loads((path / UNITS).read_text(encoding="utf-8")) if (path / UNITS).is_file() else {}
+        units = {column: tuple(map(str, of_entries)) for column, of_entries in found.items()}
     features = info["features"]
     images = {camera: f"{IMAGES}.{camera}" for camera in cameras}
     missing = [name for name in (state.name, action.name, *images.values()) if name not in features]
@@ -139,13 +142,6 @@ def _info(path: Path) -> dict[str, Any]:
         cure = "LeRobot's convert_dataset_v21_to_v30 converts older ones"
         raise UserError(f"data set {path} has format {version}, needed is {VERSION}: {cure}")
     return info
-
-
-def _units(path: Path) -> dict[str, tuple[str, ...]]:
-    """Return the units of the entries of each column; none if the data set does not state them."""
-    with reading(path, UNITS):
-        found = json.loads((path / UNITS).read_text(encoding="utf-8")) if (path / UNITS).is_file() else {}
-        return {column: tuple(map(str, units)) for column, units in found.items()}
 
 
 def _names(feature: Mapping[str, Any]) -> tuple[str, ...]:

@@ -63,8 +63,7 @@ class Learner:
 
     def deployed_weights(self) -> dict[str, Tensor]:
         """Return a copy of the weights to evaluate and to keep, on the CPU."""
-        weights: dict[str, Tensor] = copied_to_cpu(self.deployed.state_dict())
-        return weights
+        return copied_to_cpu(self.deployed.state_dict())
 
     def publish(self) -> None:
         """Publish the present weights. Call it once before anything acts; later ``learn`` calls it."""

@@ -121,7 +121,6 @@ def _probe(id: str, kwargs: str, success_key: str | None, max_episode_steps: int
             log.warning(unseen, name, PROBE_STEPS, success_key, ", ".join(sorted(reported)) or "nothing")
         source = replace(source, success=success, has_mask=has_mask)
         can_render = "rgb_array" in (env.metadata.get("render_modes") or ())
-        can_render &= type(env.unwrapped).render is not gymnasium.Env.render
         return Probe(source, leaves, action, _dt_s(env), can_render, step_s, is_vector)
     except WrongResult as error:
         raise UserError(f"task {name} cannot be served: its class {class_of(env)} {error}") from error

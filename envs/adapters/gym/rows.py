@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import gymnasium
 import numpy as np
 from gymnasium.spaces import Box
 from numpy.typing import NDArray
@@ -145,9 +146,9 @@ class LocalRows(EncodedRows):
     def render(self, width: int, height: int) -> Pixels:
         frames = []
         with self.guarded():
-            for i, env in self.envs.items():
+            for i in self.envs:
                 self.at = i
-                frames.append(resized(shown(env.render()), width, height))
+                frames.append(resized(self._frame(i), width, height))
         return np.stack(frames)
 
     def close(self) -> None:
@@ -159,6 +160,12 @@ class LocalRows(EncodedRows):
         if isinstance(error, checked.WrongResult):
             return self.error(self.at, f"of {class_of(self.envs[self.at])} {error}")
         return self.error(self.at, f"raised {describe_error(error)}", checked.advice(error, self.thread))
+
+    def _frame(self, i: int) -> Pixels:
+        """Return what env ``i`` shows people, bytes [H, W, 1 or 3]. WrongResult if that is no image."""
+        if type(self.envs[i].unwrapped).render is gymnasium.Env.render:
+            raise checked.WrongResult("has no render(), although its metadata name the render mode rgb_array")
+        return shown(self.envs[i].render())
 
     def _write(self, i: int, result: Any) -> None:
         observation, reward, terminated, truncated, info = checked.step_of(result)
@@ -196,7 +203,7 @@ class LocalRows(EncodedRows):
     def _observe(self, i: int, observation: Any, info: Any, ended: bool) -> None:
         self.write_observations(slice(i, i + 1), lambda leaf: leaf.value(observation)[None])
         if self.rendered is not None:
-            self.rendered[i] = resized(shown(self.envs[i].render()), *self.rendered.shape[2:0:-1])
+            self.rendered[i] = resized(self._frame(i), *self.rendered.shape[2:0:-1])
         if self.source.has_mask:
             mask = None if ended else checked.mask_of(self.envs[i], info)  # an episode that ended allows all
             self.write_mask(i, mask)
