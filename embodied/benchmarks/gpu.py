@@ -87,11 +87,10 @@ def measure(options: GpuOptions, short: bool, out: Path | None) -> Report:
         try:
             assert process.stdout is not None
             for line in process.stdout:
-                found = json.loads(line)
+                found = json.loads(line) if line.startswith('{"') else {}  # libraries may print, too
                 if "row" in found:
                     report.rows.append(found["row"] | {"settings": found["row"]["settings"] | {"device": name}})
-                else:
-                    report.ratios |= [found["ratio"]]
+                report.ratios |= [found["ratio"]] if "ratio" in found else []
                 if out is not None:
                     write_json(out, report.to_mapping())
         finally:

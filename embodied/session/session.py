@@ -12,6 +12,7 @@ import math
 import threading
 from contextlib import ExitStack
 from datetime import datetime
+from glob import glob
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -185,8 +186,8 @@ def new_run_dir(config: RunConfig) -> Path:
     """Choose the directory of a new run, without making it. UserError if ``out=`` exists or cannot be written."""
     if config.out is not None:
         path = Path(config.out)
-        resume = f", or go on with that run: resume={path}"
-        check_new_dir(path, resume if any(path.glob("checkpoints/*")) else "; it has no checkpoint to go on from")
+        saved, resume = glob("checkpoints/*", root_dir=path), f", or go on with that run: resume={path}"
+        check_new_dir(path, resume if saved else "; it has no checkpoint to go on from")
         return path
     task = config.task.name.replace(":", ".")  # a colon separates paths in many variables of the shell
     return Path("runs") / task / f"{config.title}-{datetime.now():%Y%m%d-%H%M%S-%f}"  # others may start in this second

@@ -186,7 +186,9 @@ def save_architecture(parts: Parts, path: Path) -> None:
 def save_pretrained(parts: Parts, path: Path) -> None:
     """Write a checkpoint that transformers loads: LoRA is merged into the weights, all of which are float32."""
     path.mkdir(parents=True, exist_ok=True)
-    merge_adaptations(copy.deepcopy(parts.model).float()).save_pretrained(path)
+    weights = parts.model.parameters()  # copied one by one: a GPU that trains them may have no room for another model
+    copies = {id(weight): nn.Parameter(weight.detach().to("cpu", torch.float32, copy=True)) for weight in weights}
+    merge_adaptations(copy.deepcopy(parts.model, copies).to("cpu", torch.float32)).save_pretrained(path)
     _save_processor(parts, path)
     (path / ".architecture").unlink(missing_ok=True)
 

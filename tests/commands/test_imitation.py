@@ -239,7 +239,10 @@ def test_instructed_demonstrations_are_balanced_and_evaluation_tells_splits_apar
     [
         (["noise=1.5"], "noise: got 1.5, allowed: at least 0 and below 1"),
         (["episodes=0"], "episodes: got 0, allowed: at least 1"),
-        (["episode=3"], "unknown key 'episode'. Did you mean 'episodes'? Allowed: cameras, episodes, expert, hold"),
+        (
+            ["episode=3"],
+            "unknown key 'episode'. Did you mean 'episodes'? Allowed: cameras, device, episodes, expert, hold",
+        ),
         (["task=raech"], "unknown task 'raech'. Did you mean 'reach'?"),
         (["cameras=front"], "cameras: got 'front', allowed: a list, such as [front]"),
         (["cameras=[front,front]"], "cameras: got the names ['front', 'front'], allowed: one at least, each once"),

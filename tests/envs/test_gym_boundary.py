@@ -257,9 +257,11 @@ def test_frames_that_are_no_picture_are_named(frame: str) -> None:
             env.film(32, 24)()  # type: ignore[attr-defined]
 
 
-def test_an_environment_without_render_is_not_filmed_whatever_its_metadata_say() -> None:
+def test_a_missing_render_is_named() -> None:
     with closing(make("Unshown")) as env:
-        assert env.film is None
+        steps(env, 1)
+        with pytest.raises(UserError, match=rf"of {MODULE}.Unshown has no render\(\), although its metadata name"):
+            env.film(32, 24)()  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(

@@ -84,8 +84,8 @@ def train(device: torch.device, policy: str, name: str, max_staleness: int) -> t
         return found, {key: value.cpu().double() for key, value in runtime.policy.state_dict().items()}
 
 
-def evaluate_while_training(device: torch.device, policy: str, name: str) -> list[Any]:
-    """Return the results of evaluations during training on a device, of policy and envs there."""
+def evaluate_while_training(device: torch.device, policy: str, name: str) -> Any:
+    """Return the result of the first evaluation during training on a device, of policy and envs there."""
     recipe.resolve_device = lambda *_: device
     with build(
         lambda num_envs, _: PointEnv(num_envs, device=device),
@@ -96,9 +96,8 @@ def evaluate_while_training(device: torch.device, policy: str, name: str) -> lis
         eval_every=1,
         eval_noise="seeded",
     ) as runtime:
-        results = [iteration.evaluation for iteration in iterate(runtime, 12)]
         assert {weight.device.type for weight in runtime.evaluator.policy.parameters()} == {device.type}
-        return [result for result in results if result]
+        return next(iteration.evaluation for iteration in runtime.iterations() if iteration.evaluation)
 
 
 def record_there(device: torch.device) -> None:
@@ -123,7 +122,7 @@ def main() -> None:
     found, there = train(device, policy, name, max_staleness)
     _, here = train(CPU, policy, name, max_staleness)
     difference = max(float((there[key] - here[key]).abs().max()) for key in here)
-    evaluations = [evaluate_while_training(place, policy, name)[0] for place in (device, CPU)]
+    evaluations = [evaluate_while_training(place, policy, name) for place in (device, CPU)]
     print(json.dumps(found | {"difference": difference, "evaluations": evaluations}))
 
 
