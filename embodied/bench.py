@@ -39,7 +39,7 @@ BENCHMARKS = {
     "sim": "embodied.benchmarks.sim:measure",
     "train": "embodied.benchmarks.train:measure",
 }
-"""Functions ``measure(short)`` that return a ``Report``. Their modules import torch."""
+"""Functions ``measure(short)`` that return a ``Report``; that of gpu takes more. Their modules import torch."""
 LISTS = ("ours", "peers", "parts")
 
 

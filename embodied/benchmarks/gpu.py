@@ -47,6 +47,7 @@ from embodied.trainers.reinforcement import build
 
 Part = Literal["floors", "pool", "train", "solve", "pi0", "threads"]
 LIMITS_S = {"floors": 20, "pool": 80, "train": 100, "solve": 130, "pi0": 110, "threads": 40}  # together 8 minutes
+PRODUCT = {True: (256, 2), False: (8192, 20)}  # size of the matrices and rounds, by ``short``
 SHORT_LIMIT_S = 300  # of any part on a CPU, where Warp compiles its kernels
 
 
@@ -93,17 +94,18 @@ def measure(options: GpuOptions, short: bool, out: Path | None) -> Report:
                 report.ratios |= [found["ratio"]] if "ratio" in found else []
                 if out is not None:
                     write_json(out, report.to_mapping())
+            process.wait()
         finally:
             clock.cancel()
             process.kill()
-        if process.wait() != 0:
+        if process.returncode:
             note(f"{part} did not finish: {'its time was over' if process.returncode == -9 else 'see above'}")
     return report
 
 
 # ---------------------------------------------------------------------------------------------------------- in a part
 def floors(report: Report, device: torch.device, short: bool) -> None:
-    size, rounds = (256, 2) if short else (8192, 20)
+    size, rounds = PRODUCT[short]
     source = torch.zeros(size * size * 16, dtype=torch.uint8, device=device)
     copied_s = timed_on(device, source.clone, rounds)
     report.add("copy_gb_s", 2 * source.numel() / copied_s / 1e9, "GB/s", bytes=source.numel())
@@ -207,9 +209,7 @@ def pi0(report: Report, device: torch.device, short: bool) -> None:
     report.add("pi0_update", decisions / update_s, "decisions/s", decisions=decisions, epochs=algo.epochs, **words)
     done_tflop_s = counter.get_total_flops() / update_s / 1e12
     report.add("pi0_update_tflop_s", done_tflop_s, "TFLOP/s", **words)
-    report.ratio(
-        "pi0_update_over_product", done_tflop_s / product_tflop_s(device, *((256, 2) if short else (8192, 20)))
-    )
+    report.ratio("pi0_update_over_product", done_tflop_s / product_tflop_s(device, *PRODUCT[short]))
     if device.type == "cuda":
         report.add("pi0_peak_gb", torch.cuda.max_memory_allocated(device) / 1e9, "GB", **words)
 

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from embodied.core.contract import check_obs, check_timestep
-from embodied.core.device import CPU
+from embodied.core.device import CPU, copied_to_cpu
 from embodied.core.env import VecEnv
 from embodied.core.episodes import EpisodeSampler
 from embodied.core.errors import UserError
@@ -142,8 +142,8 @@ class GroupRollout:
         obs = self.obs  # resets an env that has not begun
         state = {"num_envs": self.env.num_envs, "sampler": self.sampler.state_dict(), "noise_drawn": self._drawn}
         if self.env.resumes_exactly:
-            state["env"] = {key: tensor.clone() for key, tensor in self.env.state_dict().items()}
-            state["obs"] = {key: tensor.to(CPU, copy=True) for key, tensor in obs.items()}
+            state["env"] = copied_to_cpu(self.env.state_dict())
+            state["obs"] = copied_to_cpu(obs)
         return state
 
     def load_state_dict(self, state: Mapping[str, Any] | None) -> None:
