@@ -54,9 +54,9 @@ def damped_least_squares(
     return displacement_vn
 
 
-def cross(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+def cross(a: AnyArray, b: AnyArray, xp: Any = np) -> AnyArray:
     """Return the vector product of a and b, [3, ...], faster than ``np.cross``, which moves axes."""
-    return np.stack([a[1] * b[2] - a[2] * b[1], a[2] * b[0] - a[0] * b[2], a[0] * b[1] - a[1] * b[0]])
+    return xp.stack([a[1] * b[2] - a[2] * b[1], a[2] * b[0] - a[0] * b[2], a[0] * b[1] - a[1] * b[0]])
 
 
 def matrix_of(quat: tuple[float, float, float, float]) -> Array:
@@ -75,31 +75,33 @@ class Chain:
     """Forward kinematics of an arm (``ArmSpec``), base frame, metres and radians.
 
     Inside, the frame of each joint is turned so that its z axis is the joint's axis.
+    xp: ``numpy`` or ``torch``. array: makes an array of numbers.
     """
 
-    def __init__(self, arm: ArmSpec) -> None:
-        self._joints = []
+    def __init__(self, arm: ArmSpec, xp: Any = np, array: Callable[[Any], AnyArray] = np.asarray) -> None:
+        self.xp, self._joints = xp, []
         before = np.eye(3)  # from the turned frame of the joint before to its own
         for joint in arm.joints:
             aligned = _aligned(np.array(joint.axis))
             step = before @ np.column_stack([np.array(joint.pos_m), matrix_of(joint.quat) @ aligned])
-            self._joints.append((step, joint.kind == "slide"))
+            self._joints.append((array(step), joint.kind == "slide"))
             before = aligned.T
-        self._tool = before @ np.column_stack([np.array(arm.tool_pos_m), matrix_of(arm.tool_quat)])
+        self._tool = array(before @ np.column_stack([np.array(arm.tool_pos_m), matrix_of(arm.tool_quat)]))
+        self._base = array(np.eye(3)[..., None])
 
     def tool(self, qpos_J: Array) -> tuple[Array, Array, Array]:
         """Return ``tools`` of one arm: position [3], rotation matrix [3, 3] and Jacobian [6, J]."""
         pos, mat, jacobian = self.tools(qpos_J[:, None])
         return pos[..., 0], mat[..., 0], jacobian[..., 0]
 
-    def tools(self, qpos_JN: Array) -> tuple[Array, Array, Array]:
+    def tools(self, qpos_JN: AnyArray) -> tuple[AnyArray, AnyArray, AnyArray]:
         """Return the tools' positions [3, N], rotation matrices [3, 3, N] and Jacobians [6, J, N] at joint positions.
 
         A Jacobian has translation rows above rotation rows. Column i is (axis_i x (tool - anchor_i), axis_i) for a
         hinge and (axis_i, 0) for a slide.
         """
         pos, mat, anchors, axes = self._walk(qpos_JN)
-        jacobian = np.concatenate([cross(axes, pos[:, None] - anchors), axes])
+        jacobian = self.xp.concatenate([cross(axes, pos[:, None] - anchors, self.xp), axes])
         for i, (_, slide) in enumerate(self._joints):
             if slide:
                 jacobian[:3, i], jacobian[3:, i] = axes[:, i], 0.0
@@ -110,23 +112,24 @@ class Chain:
         pos, _, anchors, _ = self._walk(qpos_J[:, None])
         return np.concatenate([np.zeros((1, 3)), anchors[..., 0].T, pos.T])
 
-    def _walk(self, qpos_JN: Array) -> tuple[Array, Array, Array, Array]:
+    def _walk(self, qpos_JN: AnyArray) -> tuple[AnyArray, AnyArray, AnyArray, AnyArray]:
         """Return position [3, N] and rotation [3, 3, N] of the tools, anchors and axes [3, J, N] of the joints."""
-        joints, num = qpos_JN.shape
-        sin, cos = np.sin(qpos_JN), np.cos(qpos_JN)
-        pos, mat = np.zeros((3, num)), np.repeat(np.eye(3)[..., None], num, axis=2)
-        anchors, axes = np.empty((3, joints, num)), np.empty((3, joints, num))
+        xp, anchors, axes = self.xp, [], []
+        sin, cos = xp.sin(qpos_JN), xp.cos(qpos_JN)
+        mat = self._base + xp.zeros_like(qpos_JN[0])
+        pos = xp.zeros_like(mat[:, 0])
         for i, (step, slide) in enumerate(self._joints):
             turned = _turn(mat, step)
             pos, mat = pos + turned[:, 0], turned[:, 1:]
-            anchors[:, i], axes[:, i] = pos, mat[:, 2]
+            x, y, z = mat[:, 0], mat[:, 1], mat[:, 2]
+            anchors.append(pos)
+            axes.append(z)
             if slide:
-                pos = pos + mat[:, 2] * qpos_JN[i]
+                pos = pos + z * qpos_JN[i]
             else:
-                x, y = mat[:, 0], mat[:, 1]
-                mat[:, 0], mat[:, 1] = cos[i] * x + sin[i] * y, cos[i] * y - sin[i] * x
+                mat = xp.stack([cos[i] * x + sin[i] * y, cos[i] * y - sin[i] * x, z], 1)
         turned = _turn(mat, self._tool)
-        return pos + turned[:, 0], turned[:, 1:], anchors, axes
+        return pos + turned[:, 0], turned[:, 1:], xp.stack(anchors, 1), xp.stack(axes, 1)
 
 
 def _aligned(axis: Array) -> Array:
@@ -138,9 +141,9 @@ def _aligned(axis: Array) -> Array:
     return np.column_stack([x, np.cross(axis, x), axis])
 
 
-def _turn(mat_33N: Array, columns_3c: Array) -> Array:
+def _turn(mat_33N: AnyArray, columns_3c: AnyArray) -> AnyArray:
     """Return the columns turned by each matrix, [3, c, N]; not by BLAS, whose order of summation depends on N."""
-    total: Array = mat_33N[:, 0, None] * columns_3c[0, :, None]
+    total = mat_33N[:, 0, None] * columns_3c[0, :, None]
     for k in (1, 2):
         total += mat_33N[:, k, None] * columns_3c[k, :, None]
     return total

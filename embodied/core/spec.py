@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 TRAIN = "train"
 """Split of the instructions that are trained on."""
@@ -60,16 +59,22 @@ class Term:
         """Names of the entries: ``tcp_pos[0]``, ``tcp_pos[1]``, ..."""
         return tuple(f"{self.name}[{i}]" for i in range(self.size))
 
-    def derive(self, parts: Mapping[str, NDArray[np.float64]]) -> NDArray[np.float64]:
-        """Return the quantity that ``difference`` describes, [..., size]. parts: quantities by name, [..., size]."""
+    def derive(self, parts: Mapping[str, Any], xp: Any = np) -> Any:
+        """Return the quantity that ``difference`` describes, [..., size]. parts: quantities by name, [..., size].
+
+        xp: library of their arrays, ``numpy`` or ``torch``.
+        """
         rule = self.difference
         assert rule is not None
         of, minus = parts[rule.of], parts[rule.minus]
-        total = np.zeros((*of.shape[:-1], max(self.size, 3)))
-        for sign, piece in ((1.0, of), (1.0, np.array(rule.offset)), (-1.0, minus)):
-            size = min(piece.shape[-1], total.shape[-1])
-            total[..., :size] += sign * piece[..., :size]
-        return total[..., : self.size]
+        columns = []
+        for i in range(self.size):
+            total = xp.zeros_like(of[..., 0])
+            for sign, piece in ((1.0, of), (1.0, np.array(rule.offset)), (-1.0, minus)):
+                if i < piece.shape[-1]:
+                    total = total + sign * piece[..., i]
+            columns.append(total)
+        return xp.stack(columns, -1)
 
 
 @dataclass(frozen=True, slots=True)

@@ -88,7 +88,7 @@ class MujocoPool(EpisodicEnv):
         self.guard = NanGuard(self.batch, Path(sim.dump_dir))
         self._rng = EpisodeRng(self.plans.seed_n, self.plans.number_n)  # of all present episodes
         fields = Fields(self.batch)
-        self.non_model = NonModelRandomization(self.arm, task, terms, fields, lambda: (self._rng, self.steps_made_N()))
+        self.non_model = NonModelRandomization(self.arm, task, terms, fields, self.batch, self._noise)
         self.randomizer = Randomizer(fields, terms, self.non_model.targets, task.config.control_dt_s)
         if self.non_model.sizes is not None:
             self.view.sizes = self.non_model.sizes.by_name
@@ -134,7 +134,7 @@ class MujocoPool(EpisodicEnv):
             if len(changed):
                 self.batch.forward(changed, stage=_CURRENT)
         self.guard.remember()
-        self.non_model.apply(action_NA.double().numpy(), ids)
+        self.arm.apply(action_NA.double().numpy(), ids, self.non_model.measured())
         raised = None
         try:
             self.batch.step(ids, nstep=self.substeps, stage=_CURRENT)
@@ -187,6 +187,11 @@ class MujocoPool(EpisodicEnv):
         self.view.changed()
         if self.rig is not None:
             self.rig.start(np.arange(self.num_envs), self._rng)
+
+    def _noise(self, stream: str, size: int, rows: slice | Tensor) -> Tensor:
+        """Return standard normals of the present control step, [n, size]."""
+        ids = np.arange(self.num_envs)[rows if isinstance(rows, slice) else rows.numpy()]
+        return torch.from_numpy(self._rng.rows(ids).normal(stream, self.steps_made_N()[ids], size))
 
     def film(self, width: int, height: int) -> Callable[[], NDArray[np.uint8]]:
         """Return a function that renders every env from the front, uint8 [N, height, width, 3]."""

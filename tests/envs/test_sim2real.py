@@ -169,7 +169,7 @@ def test_actions_start_from_the_measured_pose() -> None:
     found = {}
     for name, term in {"exact": {}, "offset": {"encoder_offset": 0.003}, "noise": {"joint_noise": 0.01}}.items():
         env = with_terms("reach", 4, config=JOINT_ACTIONS, **term)
-        env.non_model.apply(np.full((4, 8), 0.1), None)
+        env.arm.apply(np.full((4, 8), 0.1), None, env.non_model.measured())
         found[name] = env.arm.ctrl[:, :7].copy()
         measured = part(env, env.observe(), "joint_pos")
     np.testing.assert_allclose(found["offset"], found["exact"], atol=1e-12)

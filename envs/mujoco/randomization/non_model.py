@@ -10,16 +10,15 @@ from contextlib import contextmanager
 import mujoco
 import numpy as np
 import torch
-from mujoco.batch import Batch
 from torch import Tensor
 
 from embodied.core.errors import UserError
 from embodied.envs.mujoco.randomization.object_shapes import SIZE_FIELDS, ObjectSizes
 from embodied.envs.mujoco.randomization.randomizer import Fields, Target, free_bodies, members
 from embodied.envs.mujoco.randomization.sensing import QUANTITIES as SENSED
-from embodied.envs.mujoco.randomization.sensing import Now, Sensing
+from embodied.envs.mujoco.randomization.sensing import Noise, Sensing
 from embodied.envs.mujoco.randomization.terms import QUANTITIES, RandomizationTerm
-from embodied.envs.mujoco.robots.base import Arm
+from embodied.envs.mujoco.robots.base import ImperfectArm, Measurement, Simulations, live
 from embodied.envs.tasks.base import Task
 
 Terms = Mapping[str, RandomizationTerm]
@@ -27,13 +26,14 @@ PRESLIDING = 0.001  # rad or m that a joint moves before its dry friction is ove
 
 
 class Value(Target):
-    """A quantity with ``size`` numbers per env, [N, size]."""
+    """A quantity with ``size`` numbers per env, float64 [N, size]."""
 
-    def __init__(self, num_envs: int, size: int) -> None:
-        self.size, self.value_NE = size, np.zeros((num_envs, size))
+    def __init__(self, num_envs: int, size: int, device: torch.device) -> None:
+        self.size, self.value_NE = size, torch.zeros(num_envs, size, dtype=torch.float64, device=device)
 
     def write(self, ids: np.ndarray, value_nE: np.ndarray) -> None:
-        self.value_NE[ids] = value_nE
+        device = self.value_NE.device
+        self.value_NE[torch.from_numpy(ids).to(device)] = torch.from_numpy(value_nE).to(device)
 
 
 class ActionDelay(Target):
@@ -41,10 +41,10 @@ class ActionDelay(Target):
 
     size = 1
 
-    def __init__(self, fields: Fields) -> None:
-        self.batch, self.timestep_s = fields.batch, float(fields.batch.model.opt.timestep)
+    def __init__(self, fields: Fields, states: Simulations) -> None:
+        self.model, self.timestep_s = states.model, float(states.model.opt.timestep)
         self.delay_NU = fields.add("actuator_delay")
-        self.history, self.ctrl = self.batch.bind("history"), self.batch.bind("ctrl")
+        self.history, self.ctrl = live(states.bind("history")), live(states.bind("ctrl"))
 
     def write(self, ids: np.ndarray, value_nE: np.ndarray) -> None:
         steps = np.round(value_nE / self.timestep_s)
@@ -53,11 +53,11 @@ class ActionDelay(Target):
 
     def start(self, ids: np.ndarray) -> None:
         """Fill the past commands with the present ones."""
-        model = self.batch.model
-        for actuator, (samples, _) in enumerate(model.actuator_history):
+        rows = torch.from_numpy(ids).to(self.ctrl.device)
+        for actuator, (samples, _) in enumerate(self.model.actuator_history):
             # layout of a buffer: a user's number, the cursor, the times, the values
-            first = model.actuator_historyadr[actuator] + 2 + samples
-            self.history[ids, first : first + samples] = self.ctrl[ids, actuator, None]
+            first = self.model.actuator_historyadr[actuator] + 2 + samples
+            self.history[rows, first : first + samples] = self.ctrl[rows, actuator, None]
 
 
 class JointFriction(Target):
@@ -66,20 +66,22 @@ class JointFriction(Target):
     This costs no time, while each entry of ``dof_frictionloss`` is a constraint that the solver solves for.
     """
 
-    def __init__(self, fields: Fields, joints: list[int]) -> None:
-        model = fields.batch.model
+    def __init__(self, fields: Fields, states: Simulations, joints: list[int]) -> None:
+        model = states.model
         self.size, self.joints = len(joints), joints
         self.stiffness_NJ = fields.add("jnt_stiffness")
-        self.qpos, self.end = fields.batch.bind("qpos"), fields.batch.bind("plastic")
-        self._at, self._end_at = model.jnt_qposadr[joints], model.jnt_plasticadr[joints]
-        self._rest = model.qpos_spring[self._at]
+        self.qpos, self.end = live(states.bind("qpos")), live(states.bind("plastic"))
+        at, end_at = model.jnt_qposadr[joints], model.jnt_plasticadr[joints]
+        self._at, self._end_at = (torch.tensor(x, dtype=torch.int64, device=self.qpos.device) for x in (at, end_at))
+        self._rest = torch.as_tensor(model.qpos_spring[at]).to(self.qpos)
 
     def write(self, ids: np.ndarray, value_nE: np.ndarray) -> None:
         self.stiffness_NJ[ids[:, None], self.joints] = value_nE / PRESLIDING
 
     def start(self, ids: np.ndarray) -> None:
         """Relax the springs at the present pose."""
-        self.end[ids[:, None], self._end_at] = self.qpos[ids[:, None], self._at] - self._rest
+        rows = torch.from_numpy(ids).to(self.qpos.device)[:, None]
+        self.end[rows, self._end_at] = self.qpos[rows, self._at] - self._rest
 
 
 class Push(Target):
@@ -87,28 +89,31 @@ class Push(Target):
 
     pushes = True
 
-    def __init__(self, batch: Batch, dofs: np.ndarray, planar: bool) -> None:
-        self.qvel, self.dofs, self.planar = batch.bind("qvel"), dofs, planar
-        self.size = len(dofs)
+    def __init__(self, states: Simulations, dofs: np.ndarray, planar: bool) -> None:
+        self.qvel, self.planar = live(states.bind("qvel")), planar
+        self.size, self.dofs = len(dofs), torch.as_tensor(dofs, dtype=torch.int64, device=self.qvel.device)
 
     def write(self, ids: np.ndarray, value_nE: np.ndarray) -> None:
         speed, turn = np.split(value_nE, 2, axis=1)
+        rows = torch.from_numpy(ids).to(self.qvel.device)[:, None]
         if self.planar:
-            self.qvel[ids[:, None], self.dofs] += speed * np.cos(2 * np.pi * turn)
-            self.qvel[ids[:, None], self.dofs + 1] += speed * np.sin(2 * np.pi * turn)
+            self.qvel[rows, self.dofs] += torch.from_numpy(speed * np.cos(2 * np.pi * turn)).to(self.qvel)
+            self.qvel[rows, self.dofs + 1] += torch.from_numpy(speed * np.sin(2 * np.pi * turn)).to(self.qvel)
         else:
-            self.qvel[ids[:, None], self.dofs] += speed * np.where(turn < 0.5, -1.0, 1.0)
+            self.qvel[rows, self.dofs] += torch.from_numpy(speed * np.where(turn < 0.5, -1.0, 1.0)).to(self.qvel)
 
 
 class NonModelRandomization:
-    """All quantities of the terms in the simulations of a batch."""
+    """All quantities of the terms in simulations: of ``fields.batch``, or of others of the same model on a device."""
 
-    def __init__(self, arm: Arm, task: Task, terms: Terms, fields: Fields, now: Now) -> None:
+    def __init__(
+        self, arm: ImperfectArm, task: Task, terms: Terms, fields: Fields, states: Simulations, noise: Noise
+    ) -> None:
         self.arm, self.targets, by_field = arm, dict[str, Target](), dict[str, Target]()
         for name, term in terms.items():
             if term.field in QUANTITIES:
                 if term.field not in by_field:
-                    by_field[term.field] = _target(term.field, fields)
+                    by_field[term.field] = _target(term.field, fields, states)
                 self.targets[name] = by_field[term.field]
             elif term.field in SIZE_FIELDS and any(other.field == "object_size" for other in terms.values()):
                 raise UserError(f"randomization of {term.field}: allowed without the field object_size, which sets it")
@@ -117,11 +122,11 @@ class NonModelRandomization:
         arm.encoder_offset_NJ, arm.backlash_NJ = self.values.get("encoder_offset"), self.values.get("backlash")
         self.sensing = None
         if not SENSED.isdisjoint(self.values):
-            self.sensing = Sensing(task, arm, self.values, longest(terms), now)
+            self.sensing = Sensing(task, arm, self.values, longest(terms), noise)
         sizes = by_field.get("object_size")
         self.sizes = sizes if isinstance(sizes, ObjectSizes) else None
         if self.sizes is not None:
-            self.values["object_size"] = self.sizes.factor_NB
+            self.values["object_size"] = torch.from_numpy(self.sizes.factor_NB)
 
     def start(self, ids: np.ndarray) -> None:
         """Begin episodes in envs ``ids``, whose state is current."""
@@ -139,9 +144,9 @@ class NonModelRandomization:
         if self.sizes is not None:
             self.sizes.apply(ids)
 
-    def apply(self, action_NA: np.ndarray, ids: np.ndarray | None) -> None:
-        """Command actions as ``Arm.apply`` does, relative to the measured pose."""
-        self.arm.apply(action_NA, ids, None if self.sensing is None else self.sensing.measured())
+    def measured(self) -> Measurement | None:
+        """Return the pose that actions start from; None: the true one."""
+        return None if self.sensing is None else self.sensing.measured()
 
     def moved(self) -> None:
         if self.sensing is not None:
@@ -153,31 +158,30 @@ class NonModelRandomization:
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return the numbers of all quantities and the past of delayed signals, copies."""
-        state = {f"hardware/{name}": torch.from_numpy(value.copy()) for name, value in self.values.items()}
+        state = {f"hardware/{name}": value.clone() for name, value in self.values.items()}
         return state if self.sensing is None else {**state, **self.sensing.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         for name, value in self.values.items():
-            value[:] = state[f"hardware/{name}"].numpy()
+            value.copy_(state[f"hardware/{name}"])
         if self.sensing is not None:
             self.sensing.load_state_dict(state)
 
 
-def _target(field: str, fields: Fields) -> Target:
-    model, batch = fields.batch.model, fields.batch
-    joints = members(model, "joint")["arm"]
+def _target(field: str, fields: Fields, states: Simulations) -> Target:
+    model, joints = states.model, members(states.model, "joint")["arm"]
     if field == "action_delay":
-        return ActionDelay(fields)
+        return ActionDelay(fields, states)
     if field == "joint_friction":
-        return JointFriction(fields, joints)
+        return JointFriction(fields, states, joints)
     if field == "object_size":
-        return ObjectSizes(batch)
+        return ObjectSizes(fields.batch, live(states.bind("qpos")))
     if field == "object_push":
-        return Push(batch, model.body_dofadr[free_bodies(model)], planar=True)
+        return Push(states, model.body_dofadr[free_bodies(model)], planar=True)
     if field == "arm_push":
-        return Push(batch, model.jnt_dofadr[joints], planar=False)
+        return Push(states, model.jnt_dofadr[joints], planar=False)
     sizes = {"joint_delay": 1, "object_delay": 1, "object_noise": 1, "object_offset": 3}
-    return Value(batch.nsim, sizes.get(field, len(joints)))
+    return Value(fields.batch.nsim, sizes.get(field, len(joints)), live(states.bind("qpos")).device)
 
 
 def prepare(spec: mujoco.MjSpec, terms: Terms) -> None:

@@ -6,6 +6,7 @@ import mujoco
 import numpy as np
 import torch
 from mujoco.batch import MODEL_FIELDS, Batch
+from torch import Tensor
 
 from embodied.envs.mujoco.config import Shape
 from embodied.envs.mujoco.randomization.randomizer import Target, free_bodies
@@ -22,9 +23,10 @@ class ObjectSizes(Target):
     """Factors of the sizes of all free bodies. Masses stay, so inertia grows with the square.
 
     A task may change shapes when an episode begins, so ``restore`` comes before its reset and ``apply`` after it.
+    like: tensor with the type and device that ``by_name`` has.
     """
 
-    def __init__(self, batch: Batch) -> None:
+    def __init__(self, batch: Batch, like: Tensor) -> None:
         self.batch, model = batch, batch.model
         bodies = np.array(free_bodies(model), dtype=np.int64)
         self.size = len(bodies)
@@ -42,9 +44,9 @@ class ObjectSizes(Target):
             rows, body_of_row = rows_of[name.split("_")[0]]
             if np.any(getattr(model, name)[rows]):
                 self._fields[name] = batch.expand(name), rows, body_of_row, power
-        factor = torch.from_numpy(self.factor_NB)
-        self.by_name = {model.body(int(body)).name: factor[:, i] for i, body in enumerate(bodies)}
-        """Factor of each object in every simulation, [N], live, by the name of its body."""
+        self._shown_NB = torch.from_numpy(self.factor_NB).to(like)  # the same memory where nothing is converted
+        self.by_name = {model.body(int(body)).name: self._shown_NB[:, i] for i, body in enumerate(bodies)}
+        """Factor of each object in every simulation, [N], by the name of its body; current after ``apply``."""
 
     def write(self, ids: np.ndarray, value_nE: np.ndarray) -> None:
         self.factor_NB[ids] = value_nE
@@ -60,6 +62,7 @@ class ObjectSizes(Target):
 
     def apply(self, ids: np.ndarray) -> None:
         """Scale the objects of simulations ``ids`` [n] from the model's own sizes."""
+        self._shown_NB.copy_(torch.from_numpy(self.factor_NB))
         for live, rows, body_of_row, power in self._fields.values():
             factor = self.factor_NB[ids[:, None], body_of_row] ** power
             live[ids[:, None], rows] *= factor.reshape(*factor.shape, *[1] * (live.ndim - 2))

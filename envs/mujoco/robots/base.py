@@ -55,16 +55,16 @@ def live(array: np.ndarray | Tensor) -> Tensor:
 
 
 class Measurement(NamedTuple):
-    """Readings of the encoders of N robots, and the pose computed from them; N is the last axis."""
+    """Readings of the encoders of N robots, and the pose computed from them, float64; N is the last axis."""
 
-    joint_pos_JN: np.ndarray
-    joint_vel_JN: np.ndarray
-    finger_1N: np.ndarray
+    joint_pos_JN: Tensor
+    joint_vel_JN: Tensor
+    finger_1N: Tensor
     """Distance of the fingers from the point where they meet, m; the gripper reports one number."""
-    tool_3N: np.ndarray
+    tool_3N: Tensor
     """Tool centre point, base frame, m."""
-    rotation_33N: np.ndarray
-    jacobian_6JN: np.ndarray
+    rotation_33N: Tensor
+    jacobian_6JN: Tensor
     """Jacobian of the tool, translation above rotation."""
 
 
@@ -98,40 +98,40 @@ class ArmState(Protocol):
         """
 
 
-class Arm(ArmState, Protocol):
-    """A robot in the N simulations of a ``mujoco.batch.Batch``; its tensors are float64, on the CPU.
+class ImperfectArm(ArmState, Protocol):
+    """A robot that can be driven by measurements that differ from the true state, through gears with backlash."""
 
-    It can be driven by measurements that differ from the true state, through gears with backlash.
-    """
+    encoder_offset_NJ: Tensor | None
+    """Reading of each encoder minus the true position, float64; None: encoders are exact."""
+    backlash_NJ: Tensor | None
+    """Play between motor and joint, float64; None: there is none."""
 
-    ctrl: np.ndarray
-    """Position targets of the joints and the two fingers, [N, J + 2], live."""
-    encoder_offset_NJ: np.ndarray | None
-    """Reading of each encoder minus the true position; None: encoders are exact."""
-    backlash_NJ: np.ndarray | None
-    """Play between motor and joint; None: there is none."""
-
-    def reset(self, ids: np.ndarray, qpos_nJ: np.ndarray) -> None:
-        """Put the arm of envs ``ids`` [n] at joint positions [n, J] with the gripper open, and hold it there."""
-
-    def measurement(self, qpos_NJ: np.ndarray, qvel_NJ: np.ndarray, finger_N1: np.ndarray) -> Measurement:
+    def measurement(self, qpos_NJ: Tensor, qvel_NJ: Tensor, finger_N1: Tensor) -> Measurement:
         """Compute the measured pose from readings of the encoders."""
-
-    def apply(self, action_NA: np.ndarray, ids: np.ndarray | None, measured: Measurement | None = None) -> None:
-        """Command actions [N, A] in [-1, 1] of envs ``ids`` (None: all), relative to the measured (None: true) pose."""
 
     def observe(self, measured: Measurement | None = None) -> Mapping[str, Tensor]:
         """Return the quantities of ``Robot.terms`` by name, [N, size], as measured (None: the true ones)."""
 
 
-class TensorArm(ArmState, Protocol):
+class Arm(ImperfectArm, Protocol):
+    """A robot in the N simulations of a ``mujoco.batch.Batch``; its tensors are float64, on the CPU."""
+
+    ctrl: np.ndarray
+    """Position targets of the joints and the two fingers, [N, J + 2], live."""
+
+    def reset(self, ids: np.ndarray, qpos_nJ: np.ndarray) -> None:
+        """Put the arm of envs ``ids`` [n] at joint positions [n, J] with the gripper open, and hold it there."""
+
+    def apply(self, action_NA: np.ndarray, ids: np.ndarray | None, measured: Measurement | None = None) -> None:
+        """Command actions [N, A] in [-1, 1] of envs ``ids`` (None: all), relative to the measured (None: true) pose."""
+
+
+class TensorArm(ImperfectArm, Protocol):
     """A robot in the N simulations of a ``WarpBatch``: everything stays on its device. See ``Arm``."""
 
     def reset(self, ids: Tensor, qpos_nJ: Tensor) -> None: ...
 
-    def apply(self, action_NA: Tensor) -> None: ...
-
-    def observe(self) -> Mapping[str, Tensor]: ...
+    def apply(self, action_NA: Tensor, measured: Measurement | None = None) -> None: ...
 
 
 class Robot(Protocol):

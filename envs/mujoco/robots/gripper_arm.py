@@ -3,9 +3,10 @@
     action ──► pose, measured or true ──► joint targets ──► minus encoder offset ──► backlash ──► ctrl
 
 A subclass of ``GripperArm`` gives the MJCF and a few numbers, as ``Panda`` does. Actions in [-1, 1] become actuator
-targets by one law (``ArmLaw``): in numpy for ``AttachedArm``, in torch for ``DeviceArm``, without encoders and gears.
+targets by one law (``ArmLaw``): in numpy for ``AttachedArm``, in torch for ``DeviceArm``.
 """
 
+from functools import partial
 from typing import TypeVar
 
 import mujoco
@@ -45,6 +46,8 @@ class GripperState:
         model = batch.model
         self.robot, self.config = robot, robot.config
         self.num_joints = robot.num_joints
+        self.encoder_offset_NJ: Tensor | None = None
+        self.backlash_NJ: Tensor | None = None
         self.move_scale = np.array([term.scale for term in robot.action.terms[:-1]])  # of all entries but the gripper
         self.tcp_site = model.site("tcp").id
         qpos, qvel = live(batch.bind("qpos")), live(batch.bind("qvel"))
@@ -83,8 +86,6 @@ class AttachedArm(GripperState):
 
     def __init__(self, batch: Batch, robot: GripperDescription) -> None:
         super().__init__(batch, robot)
-        self.encoder_offset_NJ: np.ndarray | None = None
-        self.backlash_NJ: np.ndarray | None = None
         self.chain, self.law = Chain(robot.kinematics), ArmLaw(robot.kinematics)
         self.qpos, self.ctrl = batch.bind("qpos"), batch.bind("ctrl")
         self.site_xpos, self.site_xmat = batch.bind("site_xpos"), batch.bind("site_xmat")
@@ -94,15 +95,12 @@ class AttachedArm(GripperState):
     def observe(self, measured: Measurement | None = None) -> dict[str, Tensor]:
         if measured is None:
             return self._true_state
-        velocity_3N = (measured.jacobian_6JN[:3] * measured.joint_vel_JN).sum(1)
-        found = {
-            "joint_pos": measured.joint_pos_JN, "joint_vel": measured.joint_vel_JN,
-            "fingers": np.repeat(measured.finger_1N, 2, axis=0), "tcp_pos": measured.tool_3N, "tcp_vel": velocity_3N,
-        }  # fmt: skip
-        return self._true_state | {name: torch.from_numpy(value.T) for name, value in found.items()}
+        velocity_3N = (measured.jacobian_6JN[:3].numpy() * measured.joint_vel_JN.numpy()).sum(1)
+        return self._true_state | measured_state(measured, torch.from_numpy(velocity_3N))
 
-    def measurement(self, qpos_NJ: np.ndarray, qvel_NJ: np.ndarray, finger_N1: np.ndarray) -> Measurement:
-        return Measurement(qpos_NJ.T, qvel_NJ.T, finger_N1.T, *self.chain.tools(qpos_NJ.T.copy()))
+    def measurement(self, qpos_NJ: Tensor, qvel_NJ: Tensor, finger_N1: Tensor) -> Measurement:
+        pose = map(torch.from_numpy, self.chain.tools(qpos_NJ.numpy().T.copy()))
+        return Measurement(qpos_NJ.T, qvel_NJ.T, finger_N1.T, *pose)
 
     def reset(self, ids: np.ndarray, qpos_nJ: np.ndarray) -> None:
         joints = self.num_joints
@@ -116,13 +114,13 @@ class AttachedArm(GripperState):
         object. Targets are computed for all N: selecting rows first costs more than it saves.
         """
         joints = self.num_joints
-        qpos_JN = self.qpos[:, :joints].T if measured is None else measured.joint_pos_JN
+        qpos_JN = self.qpos[:, :joints].T if measured is None else measured.joint_pos_JN.numpy()
         move_MN = (action_NA[:, :-1] * self.move_scale).T
         target = self.law.joint_targets(move_MN, qpos_JN, lambda: self._tool(measured)).T
         if self.encoder_offset_NJ is not None:  # the robot's own controller reads the same encoders
-            target -= self.encoder_offset_NJ
+            target -= self.encoder_offset_NJ.numpy()
         if self.backlash_NJ is not None:
-            target = backlash(self.ctrl[:, :joints], target, self.backlash_NJ)
+            target = backlash(self.ctrl[:, :joints], target, self.backlash_NJ.numpy())
         fingers = self.ctrl[:, joints:]
         fingers = fingers + self.law.finger_step(self.finger_goal(action_NA[:, -1:]), fingers)
         rows = slice(None) if ids is None else ids
@@ -132,7 +130,7 @@ class AttachedArm(GripperState):
         if measured is None:
             position_N3, frame_N9 = self.site_xpos[:, self.tcp_site], self.site_xmat[:, self.tcp_site]
             return ToolPose(position_N3.T, frame_N9.T, self._jacobian())
-        return ToolPose(measured.tool_3N, measured.rotation_33N.reshape(9, -1), measured.jacobian_6JN)
+        return ToolPose(*(value.numpy() for value in tool_pose(measured)))
 
     def _jacobian(self) -> np.ndarray:
         """Return the Jacobian of the tool centre point, [6, J, N]; ``Batch.jac`` would run the kinematics again.
@@ -159,22 +157,36 @@ class DeviceArm(GripperState):
         self.xaxis, self.xanchor = (live(batch.bind(name))[:, :joints] for name in ("xaxis", "xanchor"))
         self.slide_J1 = self._tensor(batch.model.jnt_type[:joints] == mujoco.mjtJoint.mjJNT_SLIDE).bool().unsqueeze(-1)
         self.law = ArmLaw(robot.kinematics, torch, self._tensor, damped_least_squares)
+        self.chain = Chain(robot.kinematics, torch, self._tensor)
         self.move_scale_M = self._tensor(self.move_scale)
 
-    def observe(self) -> dict[str, Tensor]:
-        return self._true_state
+    def observe(self, measured: Measurement | None = None) -> dict[str, Tensor]:
+        if measured is None:
+            return self._true_state
+        velocity_3N = (measured.jacobian_6JN[:3] * measured.joint_vel_JN).sum(1)
+        return self._true_state | measured_state(measured, velocity_3N)
+
+    def measurement(self, qpos_NJ: Tensor, qvel_NJ: Tensor, finger_N1: Tensor) -> Measurement:
+        qpos_JN, qvel_JN, finger_1N = (value.double().T for value in (qpos_NJ, qvel_NJ, finger_N1))
+        return Measurement(qpos_JN, qvel_JN, finger_1N, *self.chain.tools(qpos_JN))
 
     def reset(self, ids: Tensor, qpos_nJ: Tensor) -> None:
         joints = self.num_joints
         self.joint_pos[ids], self.ctrl[ids, :joints] = qpos_nJ, qpos_nJ
         self.finger_qpos[ids] = self.ctrl[ids, joints:] = self.robot.finger_open_m
 
-    def apply(self, action_NA: Tensor) -> None:
+    def apply(self, action_NA: Tensor, measured: Measurement | None = None) -> None:
         """Write the actuator targets for actions [N, A] in [-1, 1]; see ``AttachedArm.apply``."""
         action, joints = action_NA.double(), self.num_joints
         move_MN = (action[:, :-1] * self.move_scale_M).T
-        target_JN = self.law.joint_targets(move_MN, self.joint_pos.double().T, self._tool)
-        self.ctrl[:, :joints] = target_JN.T.to(self.ctrl.dtype)
+        qpos_JN = self.joint_pos.double().T if measured is None else measured.joint_pos_JN
+        tool = self._tool if measured is None else partial(tool_pose, measured)
+        target = self.law.joint_targets(move_MN, qpos_JN, tool).T
+        if self.encoder_offset_NJ is not None:
+            target = target - self.encoder_offset_NJ
+        if self.backlash_NJ is not None:
+            target = backlash(self.ctrl[:, :joints].double(), target, self.backlash_NJ)
+        self.ctrl[:, :joints] = target.to(self.ctrl.dtype)
         goal = self.finger_goal(action[:, -1:])
         self.finger_targets += self.law.finger_step(goal, self.finger_targets).to(self.ctrl.dtype)
 
@@ -188,7 +200,20 @@ class DeviceArm(GripperState):
         return ToolPose(self.tcp_pos.double().T, self.tcp_mat.double().T, jacobian_NJ6.permute(2, 1, 0))
 
 
-def backlash(output: np.ndarray, value: np.ndarray, width: np.ndarray | float) -> np.ndarray:
+def tool_pose(measured: Measurement) -> ToolPose:
+    return ToolPose(measured.tool_3N, measured.rotation_33N.reshape(9, -1), measured.jacobian_6JN)
+
+
+def measured_state(measured: Measurement, tool_velocity_3N: Tensor) -> dict[str, Tensor]:
+    """Return what the robot measures, by name, [N, size]."""
+    found = {
+        "joint_pos": measured.joint_pos_JN, "joint_vel": measured.joint_vel_JN,
+        "fingers": measured.finger_1N.expand(2, -1), "tcp_pos": measured.tool_3N, "tcp_vel": tool_velocity_3N,
+    }  # fmt: skip
+    return {name: value.T for name, value in found.items()}
+
+
+def backlash(output: Numbers, value: Numbers, width: Numbers | float) -> Numbers:
     """Return the next output of the hysteresis operator "play" (Krasnosel'skii and Pokrovskii 1989).
 
     The output follows the input ``value`` when it is half the ``width`` ahead, and stands still otherwise.
