@@ -22,7 +22,7 @@ def _mix(z: np.ndarray) -> np.ndarray:
 
 
 @functools.cache
-def _counters(stream: str, size: int) -> np.ndarray:
+def counters(stream: str, size: int) -> np.ndarray:
     """Return the counters of a stream's numbers in the sequence of an episode, uint64 [size]."""
     with np.errstate(over="ignore"):
         return np.uint64(zlib.crc32(stream.encode())) * _STREAM + np.arange(1, size + 1, dtype=np.uint64) * _GOLDEN
@@ -45,7 +45,7 @@ class EpisodeRng:
         self.turn_n = self.seed_n.astype(np.int64) + np.asarray(episode_n).astype(np.int64)
 
     @functools.cached_property
-    def _key_n(self) -> np.ndarray:
+    def key_n(self) -> np.ndarray:
         """Start of each episode's counters, uint64 [n]; a sum that wraps around, as ``turn_n``, has the same bits."""
         seed_n = self.seed_n.astype(np.uint64)
         with np.errstate(over="ignore"):
@@ -55,7 +55,7 @@ class EpisodeRng:
     def rows(self, index: np.ndarray) -> "EpisodeRng":
         """Return the random numbers of some of the episodes."""
         chosen = EpisodeRng.__new__(EpisodeRng)
-        chosen.seed_n, chosen.turn_n, chosen._key_n = self.seed_n[index], self.turn_n[index], self._key_n[index]
+        chosen.seed_n, chosen.turn_n, chosen.key_n = self.seed_n[index], self.turn_n[index], self.key_n[index]
         return chosen
 
     def __len__(self) -> int:
@@ -63,7 +63,7 @@ class EpisodeRng:
 
     def unit(self, stream: str, size: int) -> np.ndarray:
         """Draw numbers uniform in [0, 1), float64 [n, size]."""
-        return _uniform(_mix(self._key_n[:, None] + _counters(stream, size)))
+        return _uniform(_mix(self.key_n[:, None] + counters(stream, size)))
 
     def numbers(self, stream: str, index_n: np.ndarray) -> np.ndarray:
         """Draw number ``index_n`` of each episode's stream, uniform in [0, 1), float64 [n]; the same as in ``unit``."""
@@ -73,7 +73,7 @@ class EpisodeRng:
         """Draw block ``block_n`` of ``size`` numbers, uniform in [0, 1), float64 [n, size]; ``unit`` has block 0."""
         with np.errstate(over="ignore"):
             first_n = (block_n * size).astype(np.uint64) * _GOLDEN
-            return _uniform(_mix((self._key_n + first_n)[:, None] + _counters(stream, size)))
+            return _uniform(_mix((self.key_n + first_n)[:, None] + counters(stream, size)))
 
     def normal(self, stream: str, block_n: np.ndarray, size: int) -> np.ndarray:
         """Draw block ``block_n`` of ``size`` standard normals of each episode's stream, float64 [n, size].

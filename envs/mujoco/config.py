@@ -36,17 +36,12 @@ class WarpConfig:
     """Contacts per env, on average over all envs, for which there is memory."""
     max_constraints: PositiveInt = 192
     """Rows of constraints per env for which there is memory; a contact has 3 to 6, a joint at its limit 1."""
-    randomization: dict[str, Any] = field(default_factory=dict)
-    """Must be empty: domain randomisation needs sim=mujoco."""
-    camera_randomization: dict[str, Any] = field(default_factory=dict)
-    """Must be empty: cameras need sim=mujoco."""
+    randomization: dict[str, RandomizationTerm | None] = field(default_factory=dict)
+    """Terms of domain randomisation by name; null is no term."""
+    camera_randomization: CameraRandomization = field(default_factory=CameraRandomization)
+    """Unused: policies with cameras need sim=mujoco."""
     dump_dir: str = "nan_dumps"
     """Directory where the NaN guard writes the states of diverged envs; relative to the run directory."""
-
-    def __post_init__(self) -> None:
-        for key in ("randomization", "camera_randomization"):
-            if getattr(self, key):
-                raise UserError(f"sim.{key}: sim=warp has no domain randomisation, allowed: none, or sim=mujoco")
 
 
 @config_dataclass

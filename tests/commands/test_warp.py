@@ -15,7 +15,7 @@ from tests.commands.helpers import SMALL, run_eval, run_train
 def test_a_run_trains_resumes_and_is_evaluated_in_both_simulators(tmp_path: Path) -> None:
     pytest.importorskip("mujoco_warp", reason=INSTALL)
     run, straight = tmp_path / "run", tmp_path / "straight"
-    words = [*SMALL, "sim=warp", "seed=3"]
+    words = [*SMALL, "sim=warp", "seed=3", "randomization=sim2real"]
     first = run_train(*words, "total_steps=640", f"out={run}")
     assert first.code == 0, first.stderr
     assert "name: warp" in (run / "config.yaml").read_text()
@@ -26,7 +26,8 @@ def test_a_run_trains_resumes_and_is_evaluated_in_both_simulators(tmp_path: Path
     curves = [[json.loads(line) for line in (r / "metrics.jsonl").read_text().splitlines()] for r in (run, straight)]
     losses, expected = ([row["train/value_loss"] for row in curve] for curve in curves)
     assert losses == expected
-    results = {sim: run_eval(f"run={run}", "episodes=4", f"sim={sim}").result for sim in ("warp", "mujoco")}
+    evaluated = [f"run={run}", "episodes=4", "randomization=none"]
+    results = {sim: run_eval(*evaluated, f"sim={sim}").result for sim in ("warp", "mujoco")}
     assert {sim: result["sim"] for sim, result in results.items()} == {"warp": "warp", "mujoco": "mujoco"}
     assert results["warp"]["return_mean"] == pytest.approx(results["mujoco"]["return_mean"], abs=1e-3)
 
@@ -35,7 +36,10 @@ def test_a_run_trains_resumes_and_is_evaluated_in_both_simulators(tmp_path: Path
     ("words", "message"),
     [
         (["policy=vla_tiny", "task=tabletop"], "sim=warp renders no images for policies"),
-        (["randomization=sim2real"], "sim.randomization: sim=warp has no domain randomisation"),
+        (
+            ["+sim.randomization.odd={field: geom_adhesion, names: [arm], range: [0, 1]}"],
+            "sim.randomization.odd: sim=warp: geom_adhesion cannot differ between envs, allowed with sim=mujoco",
+        ),
         (["task=gym/CartPole-v1"], "sim=warp does not run task=gym/CartPole-v1: it needs gym"),
     ],
 )

@@ -14,21 +14,32 @@ import numpy as np
 import pytest
 import torch
 
+from embodied.core.config import read_preset
 from embodied.core.env import VecEnv
 from embodied.core.errors import UserError
 from embodied.core.spec import CameraSpec
 from embodied.core.types import Timestep
 from embodied.envs import FAMILIES, MujocoPool, make_sampler
 from embodied.envs.checks.conformance import check_env
+from embodied.envs.episodes.seeding import EpisodeRng
 from embodied.envs.mujoco.warp.pool import INSTALL, WarpConfig, WarpPool
+from embodied.envs.mujoco.warp.randomization import DeviceRng
 from embodied.envs.registry import sim_options
 from embodied.envs.views.stepper import open_task
+from embodied.session.config import CONFIG_DIR
 from tests.envs.helpers import actions, assert_same, pool
 
 N, BROKEN = 4, 2
 # Differences after one control step, in the observations' units. Seen in 1,920 steps (docs/results/bench/warp.json):
 ROUNDING = 2e-5  # without contacts: at most 7e-6
 IN_CONTACT = {"state": 2e-2, "privileged": 0.7}  # with contacts: 99% within 0.02 of a rotation and 0.7 of a velocity
+OFTEN = {"mode": "interval", "interval_s": 0.1}
+TERMS = {
+    **read_preset(CONFIG_DIR, "randomization", "sim2real")["randomization"],
+    "joint_damping": {"field": "dof_damping", "names": ["arm"], "range": [0.5, 2.0], "mode": "startup"},
+    "armature": {"field": "dof_armature", "names": ["arm"], "range": [0.0, 0.1], "operation": "add", **OFTEN},
+    "grip": {"field": "geom_friction", "names": ["left_pad"], "range": [0.6, 1.2], **OFTEN},
+}
 kernels = pytest.mark.slow(reason="compiles kernels for a minute unless they are in Warp's cache")
 
 
@@ -210,9 +221,83 @@ def test_what_it_cannot_simulate_is_refused_before_kernels_are_compiled() -> Non
         make("tabletop")
 
 
-def test_domain_randomisation_is_refused() -> None:
-    with pytest.raises(UserError, match=r"sim\.randomization: sim=warp has no domain randomisation"):
-        WarpConfig(randomization={"friction": {}})
+def assert_same_models(warp: WarpPool, mujoco: MujocoPool) -> None:
+    for name, value in warp.batch._varying.items():
+        expected = mujoco.batch.expanded(name)
+        expected = getattr(warp.model, name) if expected is None else expected
+        assert torch.equal(value, torch.from_numpy(np.array(expected)).float().expand_as(value)), name
+
+
+@kernels
+def test_randomised_episodes_are_those_of_mujoco_and_resume_exactly() -> None:
+    """All terms of ``sim2real``, and terms that change within an episode."""
+    warp = make("pick_place", options={"max_episode_steps": 9}, randomization=TERMS)
+    mujoco = pool("pick_place", N, 9, seed=3, stages=True, sim={"randomization": TERMS})
+    sampler = make_sampler(mujoco, 3, stages=True)
+    torch.testing.assert_close(warp.reset(sampler), mujoco.observe(), rtol=0, atol=1e-6)
+    varied: dict[str, set[float]] = {"geom_friction": set(), "dof_invweight0": set(), "body_mass": set()}
+    plan, steps = actions(list(range(N)), 14, 4), []
+    for t in range(14):
+        assert_same_models(warp, mujoco)
+        for name, sums in varied.items():
+            sums.add(float(warp.batch.expand(name).double().sum()))
+        if t == 7:
+            state, drawn = {key: value.clone() for key, value in warp.state_dict().items()}, sampler.state_dict()
+        steps.append(warp.step(plan[:, t]))
+        other = mujoco.step(plan[:, t])
+        for key, value in other.obs.items() if t < 3 else ():
+            torch.testing.assert_close(steps[t].obs[key], value, rtol=0, atol=IN_CONTACT[key])
+    assert len(varied["geom_friction"]) > 5
+    assert len(varied["dof_invweight0"]) > 5
+    assert len(varied["body_mass"]) == 2
+
+    resumed = make_sampler(warp, 99)
+    warp.reset(resumed)
+    resumed = make_sampler(warp, 3, stages=True)
+    resumed.load_state_dict(drawn)
+    warp.load_state_dict(state, resumed)
+    for t in range(7, 14):
+        assert_same(warp.step(plan[:, t]), steps[t])
+
+
+@kernels
+def test_pools_of_one_process_have_models_of_their_own() -> None:
+    plan, found = actions(list(range(N)), 4, 4), []
+    heavy = {"mass": {"field": "body_mass", "names": ["cube"], "range": [3.0, 3.0]}}
+    pools = [shared("lift"), make(randomization=heavy), make(randomization=heavy)]
+    for together in (True, False):
+        steps: list[list[Timestep]] = [[], [], []]
+        for env in pools:
+            env.reset(make_sampler(env))
+        order = [(t, i) for t in range(4) for i in range(3)]
+        for t, i in order if together else sorted(order, key=lambda pair: pair[1]):
+            steps[i].append(pools[i].step(plan[:, t]))
+        found.append(steps)
+    for alone, beside in zip(*found, strict=True):
+        for a, b in zip(alone, beside, strict=True):
+            assert_same(a, b)
+    for a, b in zip(found[0][1], found[0][2], strict=True):
+        assert_same(a, b)
+    cube = pools[0].model.body("cube").id
+    masses = [env.batch._model.body_mass.numpy()[:, cube] for env in pools]
+    np.testing.assert_allclose(masses[1], 3 * np.repeat(masses[0], N), rtol=1e-6)
+
+
+def test_random_numbers_of_a_device_are_those_of_episodes() -> None:
+    rng, limit_n, left_n = EpisodeRng(np.array([3, 1 << 40, 7]), np.array([0, 5, 2])), np.array([9, 8, 7]), [9, 3, 1]
+    device = DeviceRng(torch.tensor(left_n))
+    device.start(torch.arange(3), rng, limit_n)
+    expected = torch.from_numpy(rng.normal("noise/joints", limit_n - left_n, 7))
+    torch.testing.assert_close(device.normal("noise/joints", 7, slice(None)), expected, rtol=0, atol=1e-14)
+    rows = torch.tensor([2, 0])
+    torch.testing.assert_close(device.normal("noise/joints", 7, rows), expected[rows], rtol=0, atol=1e-14)
+
+
+@pytest.mark.parametrize("field", ["body_margin", "geom_adhesion"])
+def test_fields_that_warp_has_once_are_refused_with_their_term(field: str) -> None:
+    term = {"field": field, "names": ["cube"], "range": [0.0, 0.1], "operation": "add"}
+    with pytest.raises(UserError, match=rf"sim\.randomization\.odd: sim=warp: {field} cannot differ between envs"):
+        make(randomization={"odd": term})
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a CUDA device")

@@ -34,14 +34,20 @@ from embodied.envs.base.episodic import Advance, EpisodicEnv
 from embodied.envs.episodes.seeding import EpisodeRng
 from embodied.envs.mujoco.config import WarpConfig
 from embodied.envs.mujoco.pool import MAX_SPEED, StateDumps, pack_terms, step_result
+from embodied.envs.mujoco.randomization.non_model import NonModelRandomization, prepare
+from embodied.envs.mujoco.randomization.randomizer import Fields, Randomizer
+from embodied.envs.mujoco.randomization.terms import QUANTITIES
 from embodied.envs.mujoco.view import View
 from embodied.envs.mujoco.viewer import FRONT, Viewer
+from embodied.envs.mujoco.warp.randomization import DeviceFields, DeviceRng
 from embodied.envs.tasks.base import Task, task_spec
 
 log = logging.getLogger(__name__)
 INSTALL = "pip install -c constraints.txt -e '.[warp]'"
-STATE = ("time", "qpos", "qvel", "act", "ctrl", "mocap_pos", "mocap_quat", "qacc_warmstart")
+STATE = ("time", "qpos", "qvel", "act", "history", "plastic", "ctrl", "mocap_pos", "mocap_quat", "qacc_warmstart")
 """Fields from which a simulation continues; all others follow from them."""
+OFF_AT_ZERO = ("geom_adhesion", "geom_surfacevel")
+"""Fields that MuJoCo Warp ignores if they are 0 in the model that it gets."""
 _TURN = threading.Lock()
 """Held by the thread that uses Warp: its recorder belongs to the process, and a replay crashes while another thread
 records."""
@@ -81,9 +87,9 @@ class WarpBatch:
         self.no_room = int(overflow.NEFC | overflow.NJMAX_NNZ | overflow.BROADPHASE | overflow.NARROWPHASE)
         self.overflow_N = self.bind("overflow")
         self._state = {name: self.bind(name) for name in STATE if getattr(self._data, name).size}
-        mocaps = model.body_mocapid >= 0
-        initial = {"qpos": model.qpos0, "mocap_pos": model.body_pos[mocaps], "mocap_quat": model.body_quat[mocaps]}
-        self._initial = {name: torch.tensor(value, device=device).float() for name, value in initial.items()}
+        self._mocaps = torch.from_numpy(model.body_mocapid >= 0).to(device)
+        initial, self._varying = mujoco.MjData(model), dict[str, Tensor]()
+        self._initial = {name: torch.tensor(getattr(initial, name), device=device).float() for name in self._state}
         self.reset(torch.arange(nsim, device=device))
 
     def bind(self, name: str) -> Tensor:
@@ -91,14 +97,36 @@ class WarpBatch:
         array: Tensor = self._warp.to_torch(getattr(self._data, name))
         return array.flatten(-2) if array.ndim == 4 else array  # rotation matrices by rows
 
-    def expand(self, name: str) -> Any:
-        """Refuse fields of the model that differ between simulations, with a UserError."""
-        raise UserError(f"sim=warp: the task varies {name} between envs, which only sim=mujoco can simulate")
+    def can_vary(self, name: str) -> bool:
+        """Return whether a field of the model can differ between simulations."""
+        if name in OFF_AT_ZERO and not getattr(self.model, name).any():
+            return False
+        field = self._model.__dataclass_fields__.get(name)
+        return field is not None and getattr(field.type, "shape", ())[:1] == ("*",)
+
+    def expand(self, name: str) -> Tensor:
+        """Return the live values of a field of the model, [N, ...], one for each simulation from now on.
+
+        UserError if MuJoCo Warp has one value for all. Call it before the first step, which records addresses.
+        """
+        if name not in self._varying:
+            if not self.can_vary(name):
+                raise UserError(f"sim=warp: the task varies {name} between envs, which only sim=mujoco can simulate")
+            assert "_halves" not in vars(self), f"{name} is expanded after the kernels were recorded"
+            shared, to_torch = getattr(self._model, name), self._warp.to_torch
+            array = self._warp.empty((self.nsim, *shared.shape[1:]), dtype=shared.dtype, device=self._device)
+            to_torch(array).copy_(to_torch(shared))
+            setattr(self._model, name, array)
+            self._varying[name] = to_torch(array).view(self.nsim, *getattr(self.model, name).shape)
+        return self._varying[name]
 
     def reset(self, rows: Tensor) -> None:
         """Put envs ``rows`` [n] into the model's initial state. ``forward`` must follow."""
         for name, values in self._state.items():
-            values[rows] = self._initial.get(name, 0.0)
+            values[rows] = self._initial[name]
+        for part in ("pos", "quat"):
+            if f"body_{part}" in self._varying and f"mocap_{part}" in self._state:
+                self._state[f"mocap_{part}"][rows] = self._varying[f"body_{part}"][rows][:, self._mocaps]
         self.overflow_N[rows] = 0
 
     def forward(self) -> None:
@@ -166,18 +194,40 @@ class WarpPool(EpisodicEnv):
             raise UserError(f"sim=warp cannot simulate the robot {task.robot.name}: it has no attach_tensors")
         super().__init__(task_spec(task), num_envs, resolve_device(sim.device, "sim.device"))
         self.task, self.expert = task, task.expert
-        self.model = task.scene().compile()
+        terms = {name: term for name, term in sim.randomization.items() if term is not None}
+        spec = task.scene()
+        prepare(spec, terms)
+        self.model = spec.compile()
         self.substeps = task.config.substeps(self.model.opt.timestep)
         self.batch = WarpBatch(self.model, num_envs, self.device, sim.max_contacts, sim.max_constraints)
+        for name, term in terms.items():
+            if term.field not in QUANTITIES and not self.batch.can_vary(term.field):
+                only = f"{term.field} cannot differ between envs, allowed with sim=mujoco"
+                raise UserError(f"sim.randomization.{name}: sim=warp: {only}")
         self.arm = task.robot.attach_tensors(self.batch)
         self.view = View(self.batch, self.arm)
         task.instruction_N = torch.zeros(num_envs, dtype=torch.int64, device=self.device)
         task.bind(self.view)
         self.guard = WarpGuard(self.batch, Path(sim.dump_dir))
+        self.models = Batch(self.model, num_envs)  # its state is unused
+        fields, self.noise = Fields(self.models), DeviceRng(self.steps_left_N)
+        self.non_model = NonModelRandomization(self.arm, task, terms, fields, self.batch, self.noise.normal)
+        self.randomizer = Randomizer(fields, terms, self.non_model.targets, task.config.control_dt_s)
+        if self.non_model.sizes is not None:
+            self.view.sizes = self.non_model.sizes.by_name
+        self.fields = DeviceFields(self.models, self.batch)
+        self._model_seed_N = np.full(num_envs, -1, dtype=np.int64)  # env seed that each model was randomised with
+        self._rng = EpisodeRng(self.plans.seed_n, self.plans.number_n)  # of all present episodes
+        self._made_N = np.zeros(num_envs, dtype=np.int64)  # control steps of the present episodes, without a wait
 
     def start(self, ids: Ints, plans: EpisodePlans) -> None:
         rng, held = EpisodeRng(plans.seed_n, plans.number_n), plans.stage_n == 1
         rows = self._on_device(ids)
+        self.randomizer.apply(ids, rng, first=plans.seed_n != self._model_seed_N[ids])
+        self._model_seed_N[ids], self._made_N[ids] = plans.seed_n, 0
+        self._rng = EpisodeRng(self.plans.seed_n, self.plans.number_n)
+        self._resize_and_send(ids)
+        self.noise.start(rows, rng, plans.time_limit_n)
         self.batch.reset(rows)
         self.arm.reset(rows, self.view.tensor(self.task.robot.start_qpos(rng, held)))
         self.task.instruction_N[rows] = self._on_device(plans.instruction_n)
@@ -187,28 +237,59 @@ class WarpPool(EpisodicEnv):
             self.task.put_in_hand(self._on_device(ids[held]))
             self.batch.forward()
         self.view.changed()
+        self.non_model.start(ids)
+        if self.model.nplastic:  # springs were relaxed: their forces belong to the first half
+            self.batch.forward()
 
     def advance(self, action_NA: Tensor, ids: Ints | None) -> Advance:
+        self._change(ids)
         self.guard.remember()
-        self.arm.apply(action_NA)
+        self.arm.apply(action_NA, self.non_model.measured())
         self.batch.step(self.substeps)
         broken_n = self.guard.check()
         self.view.changed()
+        self.non_model.moved()
         return step_result(self.task, broken_n)
+
+    def _change(self, ids: Ints | None) -> None:
+        """Apply the terms of mode ``interval`` before a control step of envs ``ids`` (None: all)."""
+        if self.randomizer.intervals:
+            changed = self.randomizer.step(self._rng, self._made_N, ids)
+            if len(changed):
+                self.fields.send(changed)
+                self.batch.forward()
+        self._made_N[slice(None) if ids is None else ids] += 1
+
+    def _resize_and_send(self, ids: Ints) -> None:
+        """Write the model fields of envs ``ids`` to the device, with the sizes of objects."""
+        with self.non_model.resizing(ids):
+            pass  # tasks that change shapes themselves are refused
+        self.fields.send(ids)
 
     def observe(self, ids: Ints | None = None) -> Obs:
         true = {**self.task.privileged(), **self.task.observe()}
-        state = pack_terms(self.spec.state, {**self.arm.observe(), **true})
+        state = pack_terms(self.spec.state, self.non_model.observe(None) or {**self.arm.observe(), **true})
         obs = {"state": state, "privileged": pack_terms(self.spec.privileged, true)}
         return obs if ids is None else {key: value[self._on_device(ids)] for key, value in obs.items()}
 
     def state_dict(self) -> dict[str, Tensor]:
         state = {"physics": self.batch.state, **self.episode_state(), **self.task.state_dict()}
+        if self.randomizer.terms:
+            state |= {"model_seed": torch.from_numpy(self._model_seed_N.copy()), **self.non_model.state_dict()}
+            state |= self.randomizer.fields.state_dict()
         return {key: value.cpu() for key, value in state.items()}
 
     def load_state_dict(self, state: Mapping[str, Tensor], sampler: EpisodeSampler) -> None:
         check_state(state, self.state_dict())
+        self.randomizer.load_state_dict(state)
         self.load_episode_state(state, sampler)
+        if self.randomizer.terms:
+            self._model_seed_N[:] = state["model_seed"].numpy()
+        everyone, self._made_N = np.arange(self.num_envs), self.steps_made_N()
+        self._rng = EpisodeRng(self.plans.seed_n, self.plans.number_n)
+        self.noise.start(self._on_device(everyone), self._rng, self.plans.time_limit_n)
+        self.non_model.load_state_dict(state)
+        self._resize_and_send(everyone)
         self.task.instruction_N.copy_(torch.from_numpy(self.plans.instruction_n))
         self.batch.load_state(state["physics"])
         self.batch.forward()
@@ -217,7 +298,7 @@ class WarpPool(EpisodicEnv):
 
     def film(self, width: int, height: int) -> Callable[[], NDArray[np.uint8]]:
         """Return a function that renders every env from the front, uint8 [N, height, width, 3], on the CPU."""
-        copies = Batch(self.model, self.num_envs)
+        copies = self.models
         viewer = Viewer(self.task, copies, replace(FRONT, width=width, height=height))
 
         def render() -> NDArray[np.uint8]:
