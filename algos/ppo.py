@@ -27,6 +27,7 @@ from embodied.core.errors import UserError
 from embodied.core.policy import Policy
 from embodied.core.types import Evaluation, Fragment
 
+UNIT_WEIGHT = 0.1  # of a batch's value targets in the unit of the values, at least
 MIN_KL_SAMPLE = 256  # decisions in which the KL is measured; its closed form varies little between decisions
 
 EPOCH_METRICS = (
@@ -54,6 +55,7 @@ class PPO(Algorithm):
         self.deployed = policy.duplicate().requires_grad_(False) if config.ema_decay > 0 else policy
         self._generator = torch.Generator().manual_seed(seed)
         self.learners: ProcessGroup = SINGLE_PROCESS
+        self._value_unit = 1.0
 
     def update(self, fragments: Sequence[Fragment], version: int) -> Metrics:
         """Run the epochs on the fragments, then fold their observations into the policy's normaliser.
@@ -69,6 +71,8 @@ class PPO(Algorithm):
             valid_TN = valid_TN & (staleness_TN <= config.max_staleness)
         batch = self.prepare(fragment, staleness_TN, valid_TN)
         weight_B, value_B, return_B = map(batch.column, ("weight", "value", "return"))
+        rms = sharing.root_mean_square(return_B[weight_B > 0], self.learners)
+        self._value_unit = self.policy.scale_values(rms, max(UNIT_WEIGHT, 1 / (version + 1)))
         counts = sharing.count_decisions(weight_B, executed_M, config.max_staleness, self.learners)
         warming = version < config.critic_warmup
         if version == config.critic_warmup > 0 and config.schedule == "adaptive":
@@ -225,7 +229,7 @@ class PPO(Algorithm):
         policy_loss = -losses.masked_mean(term.objective_B, weight_B)
         value_loss = losses.masked_mean(error_B, weight_B)
         entropy = losses.masked_mean(now.entropy_B, weight_B)
-        total = policy_loss + config.value_coef * value_loss - config.entropy_coef * entropy
+        total = policy_loss + config.value_coef / self._value_unit**2 * value_loss - config.entropy_coef * entropy
         if self.reference is not None:
             assert batch.reference is not None
             # Over the scored transitions only, like the policy term, so that their relative weight does not change.

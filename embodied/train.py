@@ -16,6 +16,7 @@
   init=<run dir>           start from the policy of a run of the same task and architecture
   out=<dir>                run directory, default runs/<task>/<policy>-<algo>-<time>
   resume=<run dir>         continue a run; total_steps and max_minutes count the whole run
+  --config                 print the configuration that would be used, and end
   <group>.<option>=...     any option of a group, such as algo.learning_rate=1e-4 (files in configs/)
 
 Last line of stdout: {"run", "env_steps", "wall_s", "iterations", "eval"}. Exit code 0, 1 (crash), 2 (bad input), 130
@@ -35,12 +36,17 @@ from embodied.session.command import run_command
 
 def train(argv: Sequence[str]) -> dict[str, Any]:
     """Train and evaluate; return the contract's result. UserError for bad input, Stopped after a signal."""
-    overrides = parse_overrides(argv)
-    from embodied.session.config import compose_run, resume_run
+    shown = "--config" in argv
+    overrides = parse_overrides([word for word in argv if word != "--config"])
+    from embodied.session.config import resume_run, to_mapping, to_yaml
+    from embodied.session.defaults import compose_new
 
     run = overrides.pop("resume", None)
     run_dir = None if run is None else Path(str(run))
-    config = compose_run(overrides) if run_dir is None else resume_run(run_dir, overrides)
+    config = compose_new(overrides, print) if run_dir is None else resume_run(run_dir, overrides)
+    if shown:
+        print(to_yaml(config))
+        return to_mapping(config)
     from embodied.session.session import Session  # torch and MuJoCo: seconds that --help and a typing error do not cost
     from embodied.trainers import trainer_of
 

@@ -16,6 +16,7 @@ from embodied.policies.networks import mlp
 from embodied.policies.normalizer import RunningNormalizer
 from embodied.policies.pixels import PixelEncoder
 
+SMALLEST_UNIT = 1e-6  # of values, for rewards that are all 0
 SPACE_NAMES = {
     Box: "continuous actions (policy=gaussian, flow or vla)",
     Discrete: "choices between discrete actions (policy=categorical)",
@@ -29,10 +30,16 @@ class Critic(nn.Module):
     It contains the normaliser of the privileged observation, so that a deployed policy does not need that either.
     """
 
-    def __init__(self, inputs: int, privileged_dim: int, hidden: Sequence[int], activation: str) -> None:
+    unit: Tensor | None
+    """float32 [], value of an output of 1 of the network; None is 1."""
+
+    def __init__(
+        self, inputs: int, privileged_dim: int, hidden: Sequence[int], activation: str, scaled: bool = False
+    ) -> None:
         super().__init__()
         self.normalizer = RunningNormalizer(privileged_dim) if privileged_dim else None
         self.network = mlp(inputs + privileged_dim, hidden, 1, activation, gain=1.0)
+        self.register_buffer("unit", torch.ones(()) if scaled else None)
 
     def forward(self, inputs: Tensor, privileged: Tensor | None) -> Tensor:
         """Return the value [...] of inputs [..., I] (a normalised state) and a raw privileged observation [..., P].
@@ -44,7 +51,15 @@ class Critic(nn.Module):
                 raise ValueError("the critic needs obs['privileged'], which this observation lacks")
             inputs = torch.cat((inputs, self.normalizer(privileged)), dim=-1)
         value: Tensor = self.network(inputs).squeeze(-1)
-        return value
+        return value if self.unit is None else value * self.unit
+
+    @torch.no_grad()
+    def change_unit(self, unit: Tensor) -> None:
+        """Replace the unit, and scale the last layer so that no value changes."""
+        assert self.unit is not None
+        for parameter in self.network[-1].parameters():
+            parameter.mul_(self.unit / unit)
+        self.unit.copy_(unit)
 
 
 class ActorCritic(Policy):
@@ -80,7 +95,7 @@ class ActorCritic(Policy):
         self.encoder = encoder
         self.num_inputs = spec.state_dim + (encoder.size if encoder else 0)
         inputs = self.num_inputs if critic_inputs is None else critic_inputs
-        self.critic = Critic(inputs, spec.privileged_dim, config.critic_hidden, config.activation)
+        self.critic = Critic(inputs, spec.privileged_dim, config.critic_hidden, config.activation, config.scale_values)
 
     def normalized_state(self, obs: Obs) -> Tensor:
         """Return the standardised state vector, [N, S]."""
@@ -100,6 +115,14 @@ class ActorCritic(Policy):
         """Return the critic's value, [N], for inputs [N, I] and the privileged observation in ``obs``."""
         value: Tensor = self.critic(inputs, obs.get("privileged"))
         return value
+
+    def scale_values(self, rms: Tensor, weight: float) -> float:
+        unit = self.critic.unit
+        if unit is None:
+            return 1.0
+        square = (1 - weight) * unit.square() + weight * rms.to(unit).square()
+        self.critic.change_unit(square.sqrt().clamp_min(SMALLEST_UNIT))
+        return float(unit)
 
     def kl_divergence(self, p: Tensor, q: Tensor) -> Tensor:
         """Return KL(p || q) of Gaussians with means and standard deviations [B, 2, ...], [B]."""

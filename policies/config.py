@@ -29,6 +29,9 @@ class ActorCriticConfig:
     """E, executed actions of a chunk, at most horizon."""
     critic_hidden: Widths = (128, 128)
     """Widths of the critic's hidden layers."""
+    scale_values: bool = False
+    """Whether the critic's network gives values in units of the returns' root mean square, so that the size of rewards
+    does not matter (as in PopArt, van Hasselt et al. 2016)."""
     activation: Literal["elu", "relu", "silu", "tanh"] = "relu"
     """Activation of the hidden layers."""
 

@@ -2,13 +2,15 @@
 
     argv ── parse_overrides ──► {key: value} ── compose ──► nested mapping ── options.from_mapping ──► dataclass
 
-Precedence, low to high: defaults of the dataclasses; YAML files of the groups; those of presets; ``tuned`` settings of
-the policy's YAML for this ``<policy>-<algo>`` pair; those of the task's YAML; ``with_init`` settings for the pair, if
-``init`` is given; the command line. The dataclasses are the schema: a YAML file lists only what differs from them.
+Precedence, low to high: defaults of the dataclasses; YAML files of the groups; those of presets; values derived from
+the task (embodied/session/defaults.py); ``tuned`` settings of the policy's YAML for this ``<policy>-<algo>`` pair;
+those of the task's YAML; ``with_init`` settings for the pair, if ``init`` is given; the command line. The dataclasses
+are the schema: a YAML file lists only what differs from them.
 """
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from hydra import compose as hydra_compose
@@ -74,11 +76,18 @@ def apply_values(root: dict[str, Any], values: Mapping[str, Any]) -> None:
         node[last] = value
 
 
-def compose(config_dir: Path, name: str, overrides: Mapping[str, Any], tasks: Sequence[str] = ()) -> dict[str, Any]:
+def compose(
+    config_dir: Path,
+    name: str,
+    overrides: Mapping[str, Any],
+    tasks: Sequence[str] = (),
+    derived: Mapping[str, Any] = MappingProxyType({}),
+) -> dict[str, Any]:
     """Compose the configuration ``name`` with overrides; return a nested dictionary of plain values.
 
     config_dir: absolute path with ``<name>.yaml`` and one folder per config group. An override chooses from a group
-    (``task=reach``) or sets a value in it (``task.goal_tolerance_m=0.01``). tasks: names that need no file.
+    (``task=reach``) or sets a value in it (``task.goal_tolerance_m=0.01``). tasks: names that need no file. derived:
+    nested values from the task.
     UserError with the nearest name for an unknown choice.
     """
     values = dict(overrides)
@@ -99,7 +108,7 @@ def compose(config_dir: Path, name: str, overrides: Mapping[str, Any], tasks: Se
             for group, section in (("policy", config.policy), ("task", config.task))
         ]
         with_init = _settings_of_pair(config_dir, config.pop("with_init", None), pair, "'with_init'")
-        merged = OmegaConf.merge(config, *tuned, {} if values.get("init") is None else with_init)
+        merged = OmegaConf.merge(config, dict(derived), *tuned, {} if values.get("init") is None else with_init)
         tree: Any = OmegaConf.to_container(merged, resolve=False)
         apply_values(tree, values)
         resolved: Any = OmegaConf.to_container(OmegaConf.create(tree), resolve=True)

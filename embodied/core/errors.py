@@ -54,6 +54,14 @@ def nearest(name: str, allowed: Iterable[str]) -> str | None:
     return next(iter(difflib.get_close_matches(name, names, n=1, cutoff=0.5)), None)
 
 
+class NeedsCameras(UserError):
+    """Raised for an environment that observes images alone, if no camera is asked for. cameras: the images' names."""
+
+    def __init__(self, message: str, cameras: tuple[str, ...]) -> None:
+        super().__init__(message)
+        self.cameras = cameras
+
+
 def unknown_name(kind: str, got: str, allowed: Iterable[str]) -> UserError:
     """Return the error for a name that is not in ``allowed``; its message lists these and suggests the nearest."""
     names = sorted(allowed)

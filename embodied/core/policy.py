@@ -55,6 +55,13 @@ class Policy(nn.Module):
         """Return the critic's value of each row of obs, [N]."""
         raise NotImplementedError
 
+    def scale_values(self, rms: Tensor, weight: float) -> float:
+        """Fold the root mean square of a batch's value targets, a scalar, into the unit of the critic's network.
+
+        No value changes. Return the unit, which the value loss is divided by; 1 for a critic without one.
+        """
+        return 1.0
+
     def duplicate(self) -> Self:
         """Return a copy. It shares the memory of the weights that are not trained, which are most of a VLA's."""
         frozen = (weight for weight in self.parameters() if not weight.requires_grad)

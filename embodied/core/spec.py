@@ -275,6 +275,8 @@ class EnvSpec:
     """The robot's arm, if a policy can be exported to it; None for simulators without one."""
     descriptions: tuple[str, ...] = ()
     """Descriptions, in words, of everything that a camera can show; empty if the images are not labelled."""
+    assumed: tuple[str, ...] = ()
+    """Which of ``control_dt_s`` and ``max_episode_steps`` the simulator does not state."""
 
     @property
     def state_dim(self) -> int:

@@ -107,7 +107,8 @@ class Recipe:
         for env in envs:
             groups.append((env, self.make_sampler(env.spec, env.num_envs, seed, incarnation)))
             seed += env.num_envs
-        return EnvWorker(groups, worker, self.config.decisions, execute, noise_shape, self.seed, incarnation, device)
+        decisions, hold = self.config.decisions, self.config.noise_hold
+        return EnvWorker(groups, worker, decisions, execute, noise_shape, self.seed, incarnation, device, hold)
 
     def initial_policy(self, spec: EnvSpec) -> Policy:
         """Build the policy on the CPU from the run's seed, which it sets in torch's global generator."""

@@ -7,6 +7,7 @@ overrides ──► compose_run ──► RunConfig ──► factories.make_env
 from collections.abc import Mapping
 from dataclasses import asdict, field, fields, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated, Any
 
 from omegaconf import OmegaConf
@@ -107,9 +108,12 @@ class RunConfig:
         return f"{self.policy.name}-{self.algo.name}"
 
 
-def compose_run(overrides: Mapping[str, Any]) -> RunConfig:
-    """Compose the configuration of a new run from ``key=value`` overrides (precedence: embodied.core.config)."""
-    return resolve(compose(CONFIG_DIR, "train", _expand(overrides), TASKS.names()))
+def compose_run(overrides: Mapping[str, Any], derived: Mapping[str, Any] = MappingProxyType({})) -> RunConfig:
+    """Compose the configuration of a new run from ``key=value`` overrides (precedence: embodied.core.config).
+
+    derived: nested values that follow from the task, for ``embodied.session.defaults``.
+    """
+    return resolve(compose(CONFIG_DIR, "train", expand(overrides), TASKS.names(), derived))
 
 
 def read_run(run_dir: Path) -> RunConfig:
@@ -179,7 +183,7 @@ def resume_run(run_dir: Path, overrides: Mapping[str, Any]) -> RunConfig:
     """Return a run's configuration with overrides; UserError for a key that cannot change when a run is resumed."""
     config = to_mapping(read_run(run_dir))
     changes = {}
-    for key, value in _expand(overrides).items():
+    for key, value in expand(overrides).items():
         if key in PRESETS:
             raise UserError(f"{key} cannot change when a run is resumed: its options of {PRESETS[key]} stay")
         section, _, option = key.partition(".")
@@ -250,7 +254,7 @@ def to_yaml(config: RunConfig) -> str:
     return OmegaConf.to_yaml(OmegaConf.create(to_mapping(config)))
 
 
-def _expand(overrides: Mapping[str, Any]) -> dict[str, Any]:
+def expand(overrides: Mapping[str, Any]) -> dict[str, Any]:
     """Replace the short names of keys and of tasks by the full ones."""
     expanded = {SHORTHANDS.get(key, key): value for key, value in overrides.items()}
     if "task" in expanded:

@@ -250,7 +250,7 @@ def test_actions_are_scaled_to_the_limits_of_envpool() -> None:
     ("id", "options", "message"),
     [
         ("HalfCheeta-v5", {}, "EnvPool has .* environments, none with this name. Nearest: envpool/HalfCheetah-v5"),
-        ("Pong-v5", {}, r"images alone: choose .*, policy=categorical policy.cameras=\[obs\]"),
+        ("Pong-v5", {}, r"images alone: choose .*, policy=categorical policy.cameras=\[obs,obs_1,"),
         ("Taxi-v3", {"options": {"seed": 3}}, "unknown option of task=envpool/Taxi-v3 'seed'"),
         ("Jumanji/Tetris-v0", {}, "supported: a vector of real numbers"),
         ("LqrLqr62-v1", {}, "actions without limits"),

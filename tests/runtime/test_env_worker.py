@@ -46,6 +46,16 @@ def sample(worker: EnvWorker, server: ActorServer, sequence: int, group: int = 0
     return result
 
 
+def test_every_fourth_env_holds_its_noise_and_the_others_have_the_same_as_without() -> None:
+    (white, held) = (EnvWorker([make_env()], 0, T, 2, (3,), SEED, noise_hold=hold).rollouts[0] for hold in (1, 3))
+    drawn, kept = (torch.stack([rollout.draw_noise() for _ in range(6)]) for rollout in (white, held))
+    holding = torch.arange(N) % 4 == 3
+    assert torch.equal(drawn[:, ~holding], kept[:, ~holding])
+    assert torch.equal(kept[:3, holding], kept[:1, holding].expand(3, -1, -1))
+    assert not (kept[3, holding] == kept[2, holding]).any()
+    assert not torch.isin(kept[:, holding], drawn).any()
+
+
 def test_two_fragments_match_a_rollout_by_hand() -> None:
     server, _ = make_server()
     worker = make_worker(server)

@@ -30,6 +30,8 @@ from embodied.runtime.collecting.recorder import At, Recorder
 from embodied.runtime.ledger import Ticket
 from embodied.runtime.watch import Track
 
+HOLDING = 4  # every fourth env of a group holds its noise
+
 
 @dataclass(eq=False)
 class GroupRollout:
@@ -44,6 +46,7 @@ class GroupRollout:
     seed: int  # of the run
     worker_track: Track
     device: torch.device = CPU  # of recorded observations and actions
+    noise_hold: int = 1  # decisions for which the holding envs keep their noise
     request: ActRequest | None = None  # the latest of the fragment in the making; None between two fragments
 
     def __post_init__(self) -> None:
@@ -131,10 +134,17 @@ class GroupRollout:
         It is a function of the group's key and of the number of the decision. Generator: Philox (Salmon et al. 2011).
         Its key has 128 bits. A generator of torch uses 32 bits of its seed on the CPU, so some groups would be alike.
         """
-        philox = np.random.Philox(key=self._noise_key, counter=self._drawn << 128)
+        noise_N = self._normals(self._drawn << 128)
+        if self.noise_hold > 1:  # 64 bits of a counter are enough for the numbers of a draw
+            held_N = self._normals((self._drawn // self.noise_hold << 128) + (1 << 64))
+            noise_N[HOLDING - 1 :: HOLDING] = held_N[HOLDING - 1 :: HOLDING]
         self._drawn += 1
+        return noise_N
+
+    def _normals(self, counter: int) -> Tensor:
+        generator = np.random.Generator(np.random.Philox(key=self._noise_key, counter=counter))
         shape = (self.env.num_envs, *self.noise_shape)
-        return torch.from_numpy(np.random.Generator(philox).standard_normal(shape, np.float32))
+        return torch.from_numpy(generator.standard_normal(shape, np.float32))
 
     def state_dict(self) -> dict[str, Any]:
         """Return copies of the states of sampler and noise, and of an env that resumes exactly; between fragments."""
@@ -222,7 +232,7 @@ class EnvWorker:
 
     groups: envs with the samplers of their episodes. decisions: T of a fragment. execute: E of a chunk. noise_shape:
     that of the policy. seed: that of the run. incarnation: how often the worker was replaced; each draws other noise.
-    device: of the observations and actions of its fragments.
+    device: of the observations and actions of its fragments. noise_hold: see ``RuntimeConfig``.
     """
 
     def __init__(
@@ -235,13 +245,15 @@ class EnvWorker:
         seed: int,
         incarnation: int = 0,
         device: torch.device = CPU,
+        noise_hold: int = 1,
     ) -> None:
         self.track = Track(f"env worker {worker_id}", "wait_ticket")
         self.rollouts: list[GroupRollout] = []
         for group, (env, sampler) in enumerate(groups):
             kind = GroupRollout if env.batch_size is None else RowRollout
             key = worker_id, group, incarnation
-            self.rollouts.append(kind(env, sampler, key, decisions, execute, noise_shape, seed, self.track, device))
+            sizes = decisions, execute, noise_shape
+            self.rollouts.append(kind(env, sampler, key, *sizes, seed, self.track, device, noise_hold))
 
     @property
     def resumes_exactly(self) -> bool:

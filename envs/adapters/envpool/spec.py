@@ -86,25 +86,27 @@ def read_layout(id: str, task: EnvpoolTaskConfig, cameras: Sequence[CameraSpec] 
     frames = _frames(id, config, arrays, shapes)
     images = {frame.key for frame in frames.values()}
     vectors = [key for key in shapes if key not in images]
-    check_cameras(f"envpool/{id}", cameras, frames, [] if vectors else [next(iter(frames))], action)
+    check_cameras(f"envpool/{id}", cameras, frames, [] if vectors else [*frames], action)
     state, privileged = (
         {key: Term(_name(key), int(np.prod(shapes[key]))) for key in vectors if (key == PRIVILEGED_KEY) == hidden}
         for hidden in (False, True)
     )
     success = next((key for key in SUCCESS_KEYS if key in arrays), None)
     text = task.instruction or id.rpartition("/")[2].partition("-v")[0]
+    dt_s = control_dt_s(config)
     spec = EnvSpec(
         task=f"envpool/{id}",
         state=tuple(state.values()) or (TIME,),
         privileged=tuple(privileged.values()),
         action=action,
-        control_dt_s=control_dt_s(config),
+        control_dt_s=dt_s or 1.0,  # a control step is then the unit of time
         max_episode_steps=limit,
         cameras=tuple(cameras),
         instructions=(Instruction(text, goal=text),),
         outcomes=(SUCCESS,) if success else (),
         action_mask=mask is not None,
         repeats="first",
+        assumed=() if dt_s else ("control_dt_s",),
     )
     shown = {camera.name: frames[camera.name] for camera in cameras}
     options["max_episode_steps"] = limit + 1  # at its own limit EnvPool calls a failure a truncation, so ours is first
@@ -176,10 +178,10 @@ def _action(id: str, found: Any) -> ActionSpace:
     return action_space_of(space)
 
 
-def control_dt_s(config: Mapping[str, Any]) -> float:
+def control_dt_s(config: Mapping[str, Any]) -> float | None:
     """Return the duration of a control step: MuJoCo Playground's own, or simulator steps of a model's file.
 
-    1 where EnvPool tells neither: a control step is then the unit of time.
+    None where EnvPool tells neither.
     """
     if "ctrl_dt" in config:
         return float(config["ctrl_dt"])
@@ -191,4 +193,4 @@ def control_dt_s(config: Mapping[str, Any]) -> float:
             option = ElementTree.parse(path).getroot().find("option")
             if option is not None and "timestep" in option.attrib:
                 return float(round(config["frame_skip"] * float(option.attrib["timestep"]), 6))
-    return 1.0
+    return None

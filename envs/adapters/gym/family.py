@@ -19,7 +19,7 @@ from embodied.core.errors import UserError
 from embodied.core.spec import SUCCESS, Box, CameraSpec, EnvSpec, Instruction
 from embodied.core.types import Obs
 from embodied.envs.adapters.config import GymConfig, GymSimConfig
-from embodied.envs.adapters.gym.probe import Probe, known_ids, probe
+from embodied.envs.adapters.gym.probe import DEFAULT_DT_S, Probe, known_ids, probe
 from embodied.envs.adapters.gym.processes import Layout, ProcessRows, allocate, is_portable
 from embodied.envs.adapters.gym.rows import LocalRows, VectorRows
 from embodied.envs.adapters.gym.spaces import RENDER, TIME, check_cameras, terms_of
@@ -76,18 +76,23 @@ class Gym:
         images, state = [name for leaf in found.leaves for name in leaf.frames], terms_of(found.leaves)
         available = [*images, *([RENDER] if found.can_render else [])]
         check_cameras(name, cameras, available, [] if state else images, found.action)
+        stated = {
+            "control_dt_s": task.control_dt_s or found.dt_s,
+            "max_episode_steps": task.max_episode_steps or found.source.registration.max_episode_steps,
+        }
         text = task.instruction or id.rpartition(":")[2].rpartition("/")[2].partition("-v")[0]
         return EnvSpec(
             task=name,
             state=state or (TIME,),
             action=found.action,
-            control_dt_s=task.control_dt_s or found.dt_s,
+            control_dt_s=stated["control_dt_s"] or DEFAULT_DT_S,
             max_episode_steps=found.source.max_episode_steps,
             cameras=tuple(cameras),
             instructions=(Instruction(text, goal=text),),
             action_mask=found.source.has_mask and not isinstance(found.action, Box),
             outcomes=(SUCCESS,) if found.source.success else (),
             repeats="none" if found.source.registration.nondeterministic else "all",
+            assumed=tuple(name for name, value in stated.items() if not value),
         )
 
     def make(

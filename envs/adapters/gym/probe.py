@@ -26,8 +26,8 @@ from embodied.envs.adapters.gym.spaces import ActionCodec, Leaf, action_space_of
 log = logging.getLogger(__name__)
 SUCCESS_KEYS = ("is_success", "success")  # of infos
 PROBE_STEPS = 5
-DEFAULT_DT_S = 0.05
-DEFAULT_STEPS = 1000
+DEFAULT_DT_S = 0.05  # of an environment that states no rate
+DEFAULT_STEPS = 1000  # of an environment that states no time limit
 PACKAGES = {
     "highway_env": (
         "highway-", "merge-", "roundabout-", "intersection-", "racetrack-", "parking-", "exit-", "u-turn-", "two-way-",
@@ -48,8 +48,8 @@ class Probe:
     source: Source
     leaves: tuple[Leaf, ...]
     action: ActionSpace
-    dt_s: float
-    """Seconds between two actions: its ``dt``, or of ``render_fps``, or ``DEFAULT_DT_S``."""
+    dt_s: float | None
+    """Seconds between two actions: its ``dt``, or of ``render_fps``; None if it states neither."""
     can_render: bool
     step_s: float
     is_vector: bool
@@ -186,10 +186,10 @@ def _first_steps(env: gymnasium.Env[Any, Any], leaves: Sequence[Leaf]) -> tuple[
     return infos, step_s, has_mask
 
 
-def _dt_s(env: gymnasium.Env[Any, Any]) -> float:
-    """Return the seconds between two actions, as far as the environment says."""
+def _dt_s(env: gymnasium.Env[Any, Any]) -> float | None:
+    """Return the seconds between two actions; None if the environment does not say."""
     dt_s: Any = env.get_wrapper_attr("dt") if env.has_wrapper_attr("dt") else None
     for value, is_rate in ((dt_s, False), (env.metadata.get("render_fps"), True)):
         if isinstance(value, numbers.Real) and 0 < float(value) < math.inf:
             return 1.0 / float(value) if is_rate else float(value)
-    return DEFAULT_DT_S
+    return None

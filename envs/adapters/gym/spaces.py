@@ -17,7 +17,7 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 from PIL import Image
 
-from embodied.core.errors import UserError, unknown_name
+from embodied.core.errors import NeedsCameras, UserError, unknown_name
 from embodied.core.spec import ActionSpace, ActionTerm, Box, CameraSpec, Discrete, MultiDiscrete, Term
 from embodied.envs.adapters.gym.results import INTEGERS, NUMBERS, WrongResult, array_of
 
@@ -229,7 +229,7 @@ def terms_of(leaves: Sequence[Leaf]) -> tuple[Term, ...]:
 def check_cameras(
     task: str, chosen: Sequence[CameraSpec], available: Collection[str], needed: Sequence[str], action: ActionSpace
 ) -> None:
-    """Raise UserError for a camera that the task lacks, and for none if it observes the images ``needed`` alone."""
+    """Raise UserError for a camera that the task lacks, NeedsCameras for none if it observes ``needed`` alone."""
     for camera in chosen:
         if not available:
             raise UserError(f"task {task} has no cameras: choose a policy that gets a state vector")
@@ -238,7 +238,7 @@ def check_cameras(
     if needed and not chosen:
         policy = "gaussian" if isinstance(action, Box) else "categorical"
         cure = f"choose a policy that sees them, policy={policy} policy.cameras=[{','.join(needed)}]"
-        raise UserError(f"task {task} observes images alone: {cure}")
+        raise NeedsCameras(f"task {task} observes images alone: {cure}", tuple(needed))
 
 
 def action_space_of(space: Any) -> ActionSpace:

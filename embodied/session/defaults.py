@@ -1,0 +1,137 @@
+"""Defaults that follow from a task: what a run on an environment of another simulator uses where nothing is said.
+
+words ──► compose ──► refuses what is mistyped before a simulator is imported
+task  ──► EnvSpec ──► derive ──► settings, and lines that say why ──► compose again, below the words
+
+They depend on the spec and on the words alone, never on this machine, so that a command and a seed train the same
+everywhere (docs/defaults.md). Our own tasks have the defaults of configs/train.yaml, a task with a recipe has that.
+"""
+
+from collections.abc import Callable, Mapping
+from math import ceil
+from typing import Any
+
+from omegaconf import OmegaConf
+
+from embodied.algos.config import PPOConfig
+from embodied.algos.registry import ALGORITHMS
+from embodied.core.config import nest
+from embodied.core.errors import NeedsCameras
+from embodied.core.spec import Box, CameraSpec, EnvSpec
+from embodied.envs.registry import DEFAULT_FAMILY, FAMILIES, split_name
+from embodied.policies.config import PixelConfig
+from embodied.session.config import CONFIG_DIR, RunConfig, compose_run, expand
+
+NUM_ENVS = 8
+BATCH, MINIBATCH, EPOCHS, RATE = 2048, 128, 10, 3e-4
+IMAGE_BATCH, IMAGE_MINIBATCH, IMAGE_EPOCHS, IMAGE_RATE = 1024, 256, 4, 2.5e-4
+HORIZONS = 10  # horizons of the discount in an episode as long as its time limit
+SHORTEST, LONGEST = 20, 100  # control steps of a horizon
+DRAWS = 32  # times that noise which is held is drawn in such an episode
+INIT_STD = 0.95  # as a share of policy.max_std
+TOTAL_STEPS = 1_000_000
+EVALUATED, FINALLY_EVALUATED = 20, 50  # most episodes of an evaluation
+ONE_SHARE, ALL_SHARE = (
+    0.02,
+    0.1,
+)  # of one evaluation during training in all control steps of training, and of all of them
+
+
+def compose_new(words: Mapping[str, Any], tell: Callable[[str], None] = lambda line: None) -> RunConfig:
+    """Compose the configuration of a new run like ``compose_run``, with the defaults that follow from its task.
+
+    tell: gets the lines that say what was derived.
+    """
+    words = expand(words)
+    task, algo = str(words.get("task", "")), str(words.get("algo", "ppo"))
+    foreign = "/" in task and split_name(task)[0] != DEFAULT_FAMILY
+    if not foreign or words.get("init") is not None or ALGORITHMS[algo].config is not PPOConfig:
+        return compose_run(words)
+    config = compose_run({"policy": "gaussian", **words})  # it has all options of the policies that are chosen below
+    if not isinstance(config.policy.options, PixelConfig):
+        tell(f"policy={config.policy.name} → the defaults of our arm, in configs/train.yaml")
+        return compose_run(words)
+    spec = spec_of(config)
+    policy = str(words.get("policy", "gaussian" if isinstance(spec.action, Box) else "categorical"))
+    chosen = {"policy": policy, **words}
+    if f"{policy}-{algo}" in recipes_of(task):
+        tell(f"task={task} → policy={policy}, with the settings of configs/task/{task}.yaml")
+        return compose_run(chosen)
+    settings, lines = derive(spec, policy, words)
+    for line in lines:
+        tell(line)
+    return compose_run(chosen, settings)
+
+
+def spec_of(config: RunConfig) -> EnvSpec:
+    """Return the spec of the task with the cameras of the policy, or with all images if it observes nothing else."""
+    family, id = split_name(config.task.name)
+    build, options = FAMILIES[family].build().spec, config.policy.options
+    try:
+        return build(id, config.task.options, options.observed_cameras)
+    except NeedsCameras as needed:
+        cameras = [CameraSpec.square(name, options.image_size) for name in needed.cameras]
+        return build(id, config.task.options, cameras)
+
+
+def recipes_of(task: str) -> Mapping[str, Any]:
+    """Return the ``tuned`` settings in a task's file by ``<policy>-<algo>``; none if it has no file."""
+    path = CONFIG_DIR / "task" / f"{task}.yaml"
+    file: Any = OmegaConf.load(path) if path.is_file() else {}
+    recipes: Mapping[str, Any] = file.get("tuned", {})
+    return recipes
+
+
+def derive(spec: EnvSpec, policy: str, words: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """Return nested settings of PPO for a task, and three lines that say what they follow from.
+
+    words: the given options. What belongs to a given size fits it; what is given itself is in no line.
+    """
+    limit, images = spec.max_episode_steps, [camera.name for camera in spec.cameras]
+    sizes = (IMAGE_BATCH, IMAGE_MINIBATCH, IMAGE_EPOCHS, IMAGE_RATE) if images else (BATCH, MINIBATCH, EPOCHS, RATE)
+    batch, minibatch, epochs, rate = sizes
+    execute, num_envs = words.get("policy.execute", 1), words.get("num_envs", NUM_ENVS)
+    decisions = words.get("runtime.decisions") or max(1, batch // num_envs)
+    longest = min(EVALUATED, max(1, int(ONE_SHARE * TOTAL_STEPS / limit)))
+    evaluated = words.get("runtime.eval_episodes", longest)
+    horizon = min(max(limit / HORIZONS, SHORTEST), LONGEST)
+    acting = {"policy": policy, "policy.horizon": execute, "policy.execute": 1}
+    if isinstance(spec.action, Box):
+        acting["policy.init_std"] = INIT_STD * words.get("policy.max_std", 1.0)
+        acting["runtime.noise_hold"] = max(1, limit // (DRAWS * execute))
+    if images:
+        acting |= {"policy.cameras": images, "algo.entropy_coef": 0.01}
+    else:
+        acting |= {"policy.activation": "tanh", "policy.actor_hidden": [64, 64], "policy.critic_hidden": [64, 64]}
+    timing = {
+        "algo.gamma": round(1 - 1 / horizon, 4), "algo.gae_lambda": 0.95,
+        "runtime.eval_every": ceil(evaluated * limit / (ALL_SHARE * num_envs * decisions * execute)),
+        "runtime.eval_episodes": evaluated,
+        "eval_episodes": min(FINALLY_EVALUATED, max(1, int(ALL_SHARE * TOTAL_STEPS / limit))),
+    }  # fmt: skip
+    learning = {
+        "policy.scale_values": True, "num_envs": num_envs, "runtime.decisions": decisions, "runtime.max_staleness": 0,
+        "algo.epochs": epochs, "algo.num_minibatches": max(1, num_envs * decisions // minibatch),
+        "algo.schedule": "fixed", "algo.learning_rate": rate, "algo.critic_learning_rate": None,
+        "algo.max_grad_norm": 0.5, "total_steps": TOTAL_STEPS,
+    }  # fmt: skip
+    facts = {
+        f"{spec.action.size} continuous actions" if isinstance(spec.action, Box) else "choices": acting,
+        f"time limit {limit:,} control steps{_assumed(spec, 'max_episode_steps')} of {spec.control_dt_s:g} s"
+        f"{_assumed(spec, 'control_dt_s')}": timing,
+        "rewards of unknown size, a simulator of unknown speed": learning,
+    }
+    lines = [f"{fact} → {_written(settings, words)}" for fact, settings in facts.items()]
+    del acting["policy"]  # a name, which the section is chosen by
+    return nest({**acting, **timing, **learning}), lines
+
+
+def _assumed(spec: EnvSpec, field: str) -> str:
+    return " (assumed, as it states none)" if field in spec.assumed else ""
+
+
+def _written(settings: Mapping[str, Any], words: Mapping[str, Any]) -> str:
+    """Return the settings that are not given, as words of the command line."""
+    values = {key: value for key, value in settings.items() if key not in words}
+    texts = {key: "null" if value is None else str(value).replace(" ", "") for key, value in values.items()}
+    return " ".join(f"{key}={text.lower()}" for key, text in texts.items()) or "nothing, all is given"

@@ -1,0 +1,124 @@
+"""Defaults that follow from the task of another simulator."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from embodied import train
+from embodied.core.spec import CameraSpec, Discrete, EnvSpec, MultiDiscrete
+from embodied.session.config import compose_run, read_run, to_mapping
+from embodied.session.defaults import compose_new, derive
+from tests.commands.helpers import run
+
+BOX = EnvSpec.of_sizes("box", state=3, action=2, max_episode_steps=1000)
+CHOICES = EnvSpec.of_sizes("choices", state=3, action=1, max_episode_steps=500)
+
+
+def changed(spec: EnvSpec, **fields: Any) -> EnvSpec:
+    return EnvSpec(**{name: getattr(spec, name) for name in spec.__dataclass_fields__} | fields)
+
+
+SPECS = {
+    "box": (BOX, "gaussian"),
+    "short box": (changed(BOX, max_episode_steps=50), "gaussian"),
+    "choices": (changed(CHOICES, action=Discrete(("left", "right"))), "categorical"),
+    "several choices": (changed(CHOICES, action=MultiDiscrete(("a", "b"), (2, 3))), "categorical"),
+    "images": (
+        changed(CHOICES, action=Discrete(("up",)), max_episode_steps=27_000, cameras=(CameraSpec.square("obs", 64),)),
+        "categorical",
+    ),
+    "nothing stated": (changed(BOX, assumed=("control_dt_s", "max_episode_steps")), "gaussian"),
+}
+
+
+@pytest.mark.parametrize("kind", SPECS)
+def test_settings_follow_from_a_spec(kind: str) -> None:
+    spec, policy = SPECS[kind]
+    settings, lines = derive(spec, policy, {})
+    steps, batch = spec.max_episode_steps, settings["num_envs"] * settings["runtime"]["decisions"]
+    horizon = 1 / (1 - settings["algo"]["gamma"])
+    assert (settings["policy"]["horizon"], settings["policy"]["execute"]) == (1, 1)
+    assert 20 <= round(horizon, 3) <= 100
+    assert horizon == pytest.approx(steps / 10) or round(horizon) in (20, 100)
+    evaluated = settings["runtime"]["eval_episodes"] * steps
+    assert evaluated <= 0.1 * batch * settings["runtime"]["eval_every"]
+    assert ("init_std" in settings["policy"]) == ("noise_hold" in settings["runtime"]) == (policy == "gaussian")
+    assert settings["policy"].get("cameras", []) == [camera.name for camera in spec.cameras]
+    assert batch % settings["algo"]["num_minibatches"] == 0
+    assert len(lines) == 3
+    assert lines[0].count(f"policy={policy}") == 1
+    assert f"{steps:,} control steps" in lines[1]
+    assert lines[1].count("assumed") == len(spec.assumed)
+
+
+def test_sizes_fit_to_given_ones() -> None:
+    settings, lines = derive(BOX, "gaussian", {"num_envs": 64, "policy.execute": 4, "policy.max_std": 0.5})
+    assert settings["runtime"]["decisions"] == 32
+    assert settings["policy"]["horizon"] == 4
+    assert settings["policy"]["init_std"] < 0.5
+    assert "num_envs" not in lines[2]
+    assert "execute" not in lines[0]
+
+
+def test_what_is_given_wins_and_lines_say_the_rest() -> None:
+    lines: list[str] = []
+    words = {"task": "gym/CartPole-v1", "algo.gamma": 0.9, "max_staleness": 1, "algo.learning_rate": 1e-3}
+    config = compose_new(words, lines.append)
+    assert config.policy.name == "categorical"
+    assert (config.algo.options.gamma, config.algo.options.learning_rate) == (0.9, 1e-3)
+    assert (config.algo.options.critic_learning_rate, config.runtime.max_staleness) == (None, 1)
+    assert (config.num_envs, config.runtime.decisions, config.algo.options.schedule) == (8, 256, "fixed")
+    assert len(lines) == 3
+    assert not any(word in line for line in lines for word in ("gamma", "algo.learning_rate", "max_staleness"))
+    chosen = compose_new({"task": "gym/CartPole-v1", "policy": "flow"}, lines.append)  # for chunks, as it was
+    assert to_mapping(chosen) == to_mapping(compose_run({"task": "gym/CartPole-v1", "policy": "flow"}))
+
+
+@pytest.mark.parametrize(
+    ("words", "policy"),
+    [
+        ({"task": "gym/Cont-CC-PMSM-v0"}, {"policy": "gaussian"}),
+        ({"task": "pick_place"}, {}),
+        ({"task": "gym/Pendulum-v1", "algo": "grpo", "policy": "gaussian"}, {}),
+        ({"task": "gym/Pendulum-v1", "init": "runs/before"}, {}),
+    ],
+    ids=lambda value: value.get("task", ""),
+)
+def test_recipes_and_our_own_tasks_and_other_algorithms_stay(words: dict[str, Any], policy: dict[str, str]) -> None:
+    if "PMSM" in words["task"]:
+        pytest.importorskip("gym_electric_motor")
+    assert to_mapping(compose_new(words)) == to_mapping(compose_run({**policy, **words}))
+
+
+def test_options_that_contradict_each_other_are_named(tmp_path: Path) -> None:
+    outcome = run(train.main, ["task=gym/CartPole-v1", "policy=gaussian", f"out={tmp_path / 'run'}"])
+    assert outcome.code == 2
+    assert "policy=categorical" in outcome.stderr.splitlines()[-1]
+    outcome = run(train.main, ["task=gym/CartPole-v1", "runtime=sync", "max_staleness=1"])
+    assert outcome.code == 2
+    assert "max_staleness=1 needs runtime=local" in outcome.stderr.splitlines()[-1]
+
+
+def test_config_shows_what_was_derived() -> None:
+    outcome = run(train.main, ["task=gym/Pendulum-v1", "--config"])
+    assert outcome.code == 0
+    assert outcome.result["runtime"]["noise_hold"] == 6
+    assert "noise_hold: 6" in outcome.stderr
+
+
+def test_a_task_alone_learns_and_its_run_holds_the_defaults(tmp_path: Path) -> None:
+    """A random policy balances the pole for 22 steps."""
+    small = ["runtime.decisions=64", "total_steps=5_120", "eval_episodes=10", "runtime.eval_every=0"]
+    outcome = run(train.main, ["task=gym/CartPole-v1", *small, f"out={tmp_path / 'run'}"])
+    assert outcome.code == 0, outcome.stderr
+    assert outcome.stderr.count(" → ") >= 3
+    assert outcome.result["eval"]["return_mean"] > 45
+    config = read_run(tmp_path / "run")
+    assert (config.policy.name, config.algo.options.gamma, config.algo.options.num_minibatches) == (
+        "categorical",
+        0.98,
+        4,
+    )
