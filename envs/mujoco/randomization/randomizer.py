@@ -123,7 +123,7 @@ class Randomizer:
             self.batch.set_const(ids[stale])
 
     def step(self, rng: EpisodeRng, step_N: np.ndarray, ids: np.ndarray | None) -> np.ndarray:
-        """Draw the terms of mode ``interval`` whose moment has come; return the ids of envs whose model changed.
+        """Draw the terms of mode ``interval`` whose moment has come; return the envs whose model or speeds changed.
 
         rng: of all envs' episodes. step: number of the control step that each env is about to make. ids: envs that
         make one (None: all). A term is drawn at one step of each interval, all of them equally likely.
@@ -136,7 +136,7 @@ class Randomizer:
                 target = self.targets[name]
                 target.write(rows, self._draw(name, rng.rows(rows), step_N[rows] // length + 1))
                 stale_N[rows] |= target.derives
-                changed_N[rows] |= isinstance(target, ModelField)
+                changed_N[rows] |= target.pushes or isinstance(target, ModelField)
         if stale_N.any():
             self.batch.set_const(np.flatnonzero(stale_N))
         return np.flatnonzero(changed_N)

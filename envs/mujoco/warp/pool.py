@@ -215,19 +215,17 @@ class WarpPool(EpisodicEnv):
         self.randomizer = Randomizer(fields, terms, self.non_model.targets, task.config.control_dt_s)
         if self.non_model.sizes is not None:
             self.view.sizes = self.non_model.sizes.by_name
-        self.fields = DeviceFields(self.models, self.batch)
+        self.fields = DeviceFields(self.models, self.batch, self.device)
         self._model_seed_N = np.full(num_envs, -1, dtype=np.int64)  # env seed that each model was randomised with
-        self._rng = EpisodeRng(self.plans.seed_n, self.plans.number_n)  # of all present episodes
         self._made_N = np.zeros(num_envs, dtype=np.int64)  # control steps of the present episodes, without a wait
 
     def start(self, ids: Ints, plans: EpisodePlans) -> None:
         rng, held = EpisodeRng(plans.seed_n, plans.number_n), plans.stage_n == 1
         rows = self._on_device(ids)
-        self.randomizer.apply(ids, rng, first=plans.seed_n != self._model_seed_N[ids])
-        self._model_seed_N[ids], self._made_N[ids] = plans.seed_n, 0
-        self._rng = EpisodeRng(self.plans.seed_n, self.plans.number_n)
-        self._resize_and_send(ids)
-        self.noise.start(rows, rng, plans.time_limit_n)
+        if self.randomizer.terms:
+            self.randomizer.apply(ids, rng, first=plans.seed_n != self._model_seed_N[ids])
+            self._model_seed_N[ids] = plans.seed_n
+            self._begin(ids)
         self.batch.reset(rows)
         self.arm.reset(rows, self.view.tensor(self.task.robot.start_qpos(rng, held)))
         self.task.instruction_N[rows] = self._on_device(plans.instruction_n)
@@ -251,6 +249,15 @@ class WarpPool(EpisodicEnv):
         self.non_model.moved()
         return step_result(self.task, broken_n)
 
+    def _begin(self, ids: Ints) -> None:
+        """Bring the present models and random numbers of envs ``ids`` to the device."""
+        with self.non_model.resizing(ids):
+            pass  # tasks that change shapes themselves are refused
+        self.fields.send(ids)
+        self._rng = EpisodeRng(self.plans.seed_n, self.plans.number_n)
+        self._made_N[ids] = self.steps_made_N()[ids]
+        self.noise.start(self._on_device(ids), self._rng.rows(ids), self.plans.time_limit_n[ids])
+
     def _change(self, ids: Ints | None) -> None:
         """Apply the terms of mode ``interval`` before a control step of envs ``ids`` (None: all)."""
         if self.randomizer.intervals:
@@ -258,13 +265,7 @@ class WarpPool(EpisodicEnv):
             if len(changed):
                 self.fields.send(changed)
                 self.batch.forward()
-        self._made_N[slice(None) if ids is None else ids] += 1
-
-    def _resize_and_send(self, ids: Ints) -> None:
-        """Write the model fields of envs ``ids`` to the device, with the sizes of objects."""
-        with self.non_model.resizing(ids):
-            pass  # tasks that change shapes themselves are refused
-        self.fields.send(ids)
+            self._made_N[slice(None) if ids is None else ids] += 1
 
     def observe(self, ids: Ints | None = None) -> Obs:
         true = {**self.task.privileged(), **self.task.observe()}
@@ -281,15 +282,12 @@ class WarpPool(EpisodicEnv):
 
     def load_state_dict(self, state: Mapping[str, Tensor], sampler: EpisodeSampler) -> None:
         check_state(state, self.state_dict())
-        self.randomizer.load_state_dict(state)
         self.load_episode_state(state, sampler)
         if self.randomizer.terms:
+            self.randomizer.load_state_dict(state)
             self._model_seed_N[:] = state["model_seed"].numpy()
-        everyone, self._made_N = np.arange(self.num_envs), self.steps_made_N()
-        self._rng = EpisodeRng(self.plans.seed_n, self.plans.number_n)
-        self.noise.start(self._on_device(everyone), self._rng, self.plans.time_limit_n)
-        self.non_model.load_state_dict(state)
-        self._resize_and_send(everyone)
+            self.non_model.load_state_dict(state)
+            self._begin(np.arange(self.num_envs))
         self.task.instruction_N.copy_(torch.from_numpy(self.plans.instruction_n))
         self.batch.load_state(state["physics"])
         self.batch.forward()

@@ -28,19 +28,21 @@ class DeviceFields:
     source: its expanded fields are copied, and those that are derived from them.
     """
 
-    def __init__(self, source: Batch, device: Simulations) -> None:
+    def __init__(self, source: Batch, batch: Simulations, device: torch.device) -> None:
         names = {name for name in MODEL_FIELDS if source.expanded(name) is not None}
         if not names.isdisjoint(mujoco.MjModel._setconst_inputs):
             names.update(name for name in DERIVED if getattr(source.model, name).size)
         names.discard("bvh_aabb")  # MuJoCo Warp has no bounding volumes of bodies
-        self.source, self._live = source, {name: device.expand(name) for name in sorted(names)}
+        self.source, self.device = source, device
+        self._live: dict[str, Tensor] = {name: batch.expand(name) for name in sorted(names)}
 
     def send(self, ids: Ints) -> None:
         """Copy the values of envs ``ids`` [n]."""
+        rows = torch.from_numpy(ids).to(self.device)
         for name, live in self._live.items():
             values = self.source.expanded(name)
             if values is not None:  # a derived field that has the model's own value in all envs is not expanded
-                live[torch.from_numpy(ids).to(live.device)] = torch.from_numpy(values[ids]).to(live)
+                live[rows] = torch.from_numpy(values[ids]).to(live)
 
 
 class DeviceRng:
