@@ -19,7 +19,7 @@ from embodied.core.config import nest
 from embodied.core.errors import NeedsCameras
 from embodied.core.spec import Box, CameraSpec, EnvSpec
 from embodied.envs.registry import DEFAULT_FAMILY, FAMILIES, split_name
-from embodied.policies.config import PixelConfig
+from embodied.policies.config import POLICIES, PixelConfig
 from embodied.session.config import CONFIG_DIR, RunConfig, compose_run, expand
 
 NUM_ENVS = 8
@@ -96,7 +96,7 @@ def derive(spec: EnvSpec, policy: str, words: Mapping[str, Any]) -> tuple[dict[s
     evaluated = words.get("runtime.eval_episodes", longest)
     horizon = min(max(limit / HORIZONS, SHORTEST), LONGEST)
     acting = {"policy": policy, "policy.horizon": execute, "policy.execute": 1}
-    if isinstance(spec.action, Box):
+    if "init_std" in POLICIES[policy].config.__dataclass_fields__:
         acting["policy.init_std"] = INIT_STD * words.get("policy.max_std", 1.0)
         acting["runtime.noise_hold"] = max(1, limit // (DRAWS * execute))
     if images:

@@ -54,6 +54,9 @@ def test_every_fourth_env_holds_its_noise_and_the_others_have_the_same_as_withou
     assert torch.equal(kept[:3, holding], kept[:1, holding].expand(3, -1, -1))
     assert not (kept[3, holding] == kept[2, holding]).any()
     assert not torch.isin(kept[:, holding], drawn).any()
+    for rollout in (white, held):
+        rollout._drawn = 3 * 128
+    assert torch.equal(white.draw_noise(), held.draw_noise())
 
 
 def test_two_fragments_match_a_rollout_by_hand() -> None:

@@ -31,6 +31,7 @@ from embodied.runtime.ledger import Ticket
 from embodied.runtime.watch import Track
 
 HOLDING = 4  # every fourth env of a group holds its noise
+HELD_DRAWS = 128  # of held noise, after which no env holds it
 
 
 @dataclass(eq=False)
@@ -135,7 +136,9 @@ class GroupRollout:
         Its key has 128 bits. A generator of torch uses 32 bits of its seed on the CPU, so some groups would be alike.
         """
         noise_N = self._normals(self._drawn << 128)
-        if self.noise_hold > 1:  # 64 bits of a counter are enough for the numbers of a draw
+        if (
+            1 < self.noise_hold and self._drawn < HELD_DRAWS * self.noise_hold
+        ):  # 64 bits of a counter are enough for the numbers of a draw
             held_N = self._normals((self._drawn // self.noise_hold << 128) + (1 << 64))
             noise_N[HOLDING - 1 :: HOLDING] = held_N[HOLDING - 1 :: HOLDING]
         self._drawn += 1
