@@ -54,11 +54,12 @@ class Critic(nn.Module):
         return value if self.unit is None else value * self.unit
 
     @torch.no_grad()
-    def change_unit(self, unit: Tensor) -> None:
-        """Replace the unit, and scale the last layer so that no value changes."""
+    def change_unit(self, unit: Tensor, first: bool) -> None:
+        """Replace the unit, and scale the last layer so that no value changes; the first unit only shrinks outputs."""
         assert self.unit is not None
+        factor = self.unit / unit
         for parameter in self.network[-1].parameters():
-            parameter.mul_(self.unit / unit)
+            parameter.mul_(factor.clamp_max(1.0) if first else factor)
         self.unit.copy_(unit)
 
 
@@ -121,7 +122,7 @@ class ActorCritic(Policy):
         if unit is None:
             return 1.0
         square = (1 - weight) * unit.square() + weight * rms.to(unit).square()
-        self.critic.change_unit(square.sqrt().clamp_min(SMALLEST_UNIT))
+        self.critic.change_unit(square.sqrt().clamp_min(SMALLEST_UNIT), first=weight == 1)
         return float(unit)
 
     def kl_divergence(self, p: Tensor, q: Tensor) -> Tensor:

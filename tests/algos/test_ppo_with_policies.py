@@ -64,6 +64,23 @@ def test_it_learns_from_an_observation_in_any_unit(unit: float) -> None:
     assert (policy.plan(obs) - wanted.view(256, 1, 1)).abs().mean() < 0.2
 
 
+@pytest.mark.parametrize("unit", [1e-4, 1e4])
+def test_a_critic_that_scales_values_learns_rewards_of_any_size(unit: float) -> None:
+    torch.manual_seed(0)
+    entry = POLICIES["gaussian"]
+    policy = entry.build(SPEC, entry.config(**SIZES["gaussian"], scale_values=True))
+    algorithm = PPO(policy, PPOConfig(learning_rate=1e-3, gamma=1.0), seed=0, device=torch.device("cpu"))
+    for version in range(30):
+        fragment = rollout(policy, seed=version, version=version, N=64)
+        fragment = replace(fragment, reward_TNE=unit * fragment.obs["state"][..., :1].expand_as(fragment.reward_TNE))
+        metrics = algorithm.update([fragment], version)
+    assert metrics["train/explained_variance"] > 0.9
+    obs = {key: value[0] for key, value in fragment.obs.items()}
+    before = policy.value(obs)
+    policy.scale_values(torch.tensor(50.0), 0.5)
+    torch.testing.assert_close(policy.value(obs), before, rtol=1e-4, atol=1e-4 * unit)
+
+
 def test_the_deployed_average_normalises_as_the_policy_does() -> None:
     entry = POLICIES["gaussian"]
     policy = entry.build(SPEC, entry.config(**SIZES["gaussian"]))
