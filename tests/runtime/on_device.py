@@ -31,6 +31,7 @@ from embodied.core.spec import Discrete
 from embodied.core.types import Fragment, Obs
 from embodied.policies import POLICIES, CategoricalConfig, CategoricalPolicy
 from tests.algos.fragments import SIZES, SPEC, prefixes, rollout
+from tests.envs.randomised_on_device import randomise
 from tests.policies import vla_builders
 from tests.runtime import other_device
 
@@ -189,6 +190,7 @@ def cases() -> Iterator[tuple[str, Callable[[torch.device], Numbers]]]:
     )
     yield "vla, LoRA: saved", partial(saved, builds["vla, LoRA"])
     yield "vla: grounding", partial(ground, vla_builders.build)
+    yield "randomised simulation", randomise
 
 
 def main() -> None:

@@ -96,7 +96,10 @@ def _run(operation: Any, *args: Any, **kwargs: Any) -> Any:
         return given[id(value)][1] if id(value) in given else _wrapped(value)
 
     moved = tree_map(inner, (args, kwargs))
-    result = operation(*moved[0], **moved[1])
+    kinds = [str(argument.type) for argument in operation._schema.arguments]
+    numbers = [kind == "Tensor" and isinstance(value, int) for kind, value in zip(kinds, moved[0], strict=False)]
+    moved_args = [torch.tensor(x) if number else x for x, number in zip(moved[0], numbers, strict=True)]
+    result = operation(*moved_args, **moved[1])
     for tensor, outside in given.values():
         if tensor.shape != outside.shape:  # an output that was resized
             outside.data = _wrapped(tensor)
