@@ -29,6 +29,7 @@ HORIZONS = 10  # horizons of the discount in an episode as long as its time limi
 SHORTEST, LONGEST = 20, 100  # control steps of a horizon
 DRAWS = 32  # times that noise which is held is drawn in such an episode
 INIT_STD = 0.95  # as a share of policy.max_std
+WRITTEN = {"None": "null", "True": "true"}  # on the command line
 TOTAL_STEPS = 1_000_000
 EVALUATED, FINALLY_EVALUATED = 20, 50  # most episodes of an evaluation
 ONE_SHARE, ALL_SHARE = (
@@ -116,7 +117,7 @@ def derive(spec: EnvSpec, policy: str, words: Mapping[str, Any]) -> tuple[dict[s
         "algo.max_grad_norm": 0.5, "total_steps": TOTAL_STEPS,
     }  # fmt: skip
     facts = {
-        f"{spec.action.size} continuous actions" if isinstance(spec.action, Box) else "choices": acting,
+        f"continuous actions ({spec.action.size})" if isinstance(spec.action, Box) else "choices": acting,
         f"time limit {limit:,} control steps{_assumed(spec, 'max_episode_steps')} of {spec.control_dt_s:g} s"
         f"{_assumed(spec, 'control_dt_s')}": timing,
         "rewards of unknown size, a simulator of unknown speed": learning,
@@ -133,5 +134,5 @@ def _assumed(spec: EnvSpec, field: str) -> str:
 def _written(settings: Mapping[str, Any], words: Mapping[str, Any]) -> str:
     """Return the settings that are not given, as words of the command line."""
     values = {key: value for key, value in settings.items() if key not in words}
-    texts = {key: "null" if value is None else str(value).replace(" ", "") for key, value in values.items()}
-    return " ".join(f"{key}={text.lower()}" for key, text in texts.items()) or "nothing, all is given"
+    texts = [f"{key}={WRITTEN.get(str(value), str(value).replace(' ', ''))}" for key, value in values.items()]
+    return " ".join(texts) or "nothing, all is given"
