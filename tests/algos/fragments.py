@@ -16,6 +16,7 @@ FLOW: dict[str, Any] = {"actor_hidden": (32, 32), "critic_hidden": (32, 32), "he
 DELAYS = {"horizon": 5, "execute": 3, "max_delay": 2}
 SIZES: dict[str, dict[str, Any]] = {
     "gaussian": {"actor_hidden": (32, 32), "critic_hidden": (32, 32)},
+    "gaussian, scaled values": {"actor_hidden": (32, 32), "critic_hidden": (32, 32), "scale_values": True},
     "flow": FLOW,
     "flow, one step": FLOW | {"stochastic_steps": "one"},
     "flow, last step": FLOW | {"stochastic_steps": "last"},

@@ -41,7 +41,7 @@ def one_thread() -> None:
 
 def build(name: str) -> Policy:
     torch.manual_seed(0)
-    entry = POLICIES[name]
+    entry = POLICIES[name.split(",")[0]]
     return entry.build(SPEC, entry.config(**SIZES[name]))
 
 
@@ -87,6 +87,7 @@ CASES: dict[str, tuple[str, int, dict[str, Any]]] = {
     "stops at a KL, three processes": ("gaussian", 3, {"target_kl": 1e-4, "epochs": 4}),
     "each action, average": ("flow", 2, {"reduction": "action", "ema_decay": 0.9, "entropy_coef": 0.01, "epochs": 1}),
     "first the critic": ("gaussian", 2, {"critic_learning_rate": 1e-3, "critic_warmup": 1, "reference_kl_coef": 0.1}),
+    "values in a unit": ("gaussian, scaled values", 2, {"epochs": 1}),
     "V-trace, masked": ("gaussian", 2, {"correction": "vtrace", "max_staleness": 0, "value_clip": 0.2}),
 }
 """Policy, processes, options of PPO."""
