@@ -31,11 +31,8 @@ DRAWS = 32  # times that noise which is held is drawn in such an episode
 INIT_STD = 0.95  # as a share of policy.max_std
 WRITTEN = {"None": "null", "True": "true"}  # on the command line
 TOTAL_STEPS = 1_000_000
-EVALUATED, FINALLY_EVALUATED = 20, 50  # most episodes of an evaluation
-ONE_SHARE, ALL_SHARE = (
-    0.02,
-    0.1,
-)  # of one evaluation during training in all control steps of training, and of all of them
+EVALUATED, FINALLY_EVALUATED = 20, 200  # most episodes of an evaluation
+ONE_SHARE, FINAL_SHARE, ALL_SHARE = 0.02, 0.05, 0.1  # of one evaluation, the final one and all, in the control steps
 
 
 def compose_new(words: Mapping[str, Any], tell: Callable[[str], None] = lambda line: None) -> RunConfig:
@@ -108,7 +105,7 @@ def derive(spec: EnvSpec, policy: str, words: Mapping[str, Any]) -> tuple[dict[s
         "algo.gamma": round(1 - 1 / horizon, 4), "algo.gae_lambda": 0.95,
         "runtime.eval_every": ceil(evaluated * limit / (ALL_SHARE * num_envs * decisions * execute)),
         "runtime.eval_episodes": evaluated,
-        "eval_episodes": min(FINALLY_EVALUATED, max(1, int(ALL_SHARE * TOTAL_STEPS / limit))),
+        "eval_episodes": min(FINALLY_EVALUATED, max(1, int(FINAL_SHARE * TOTAL_STEPS / limit))),
     }  # fmt: skip
     learning = {
         "policy.scale_values": True, "num_envs": num_envs, "runtime.decisions": decisions, "runtime.max_staleness": 0,
