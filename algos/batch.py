@@ -50,6 +50,11 @@ class Batch:
         """Return one of COLUMNS, [B]."""
         return self.columns[self.COLUMNS.index(name)]
 
+    @property
+    def parts(self) -> tuple[Any, ...]:
+        """The arguments that make this batch."""
+        return tuple(getattr(self, field.name) for field in fields(self))
+
     def select(self, index: Tensor) -> Batch:
         """Return the decisions ``index``, int64 [n]."""
         return Batch(

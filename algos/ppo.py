@@ -22,12 +22,14 @@ from embodied.algos.adam import adapt_learning_rate, build_adam, update_average
 from embodied.algos.batch import Batch, evaluate_in_pieces, merge_fragments
 from embodied.algos.config import PPOConfig
 from embodied.core.algorithm import SINGLE_PROCESS, Algorithm, Metrics, ProcessGroup
-from embodied.core.device import copied_to_cpu
+from embodied.core.device import CPU, copied_to_cpu
 from embodied.core.errors import UserError
+from embodied.core.graphs import Recorded
 from embodied.core.policy import Policy
 from embodied.core.types import Evaluation, Fragment
 
 UNIT_WEIGHT = 0.1  # of a batch's value targets in the unit of the values, at least
+MAX_RECORDED = 50_000_000  # parameters: the kernels of larger networks take longer than Python needs to start them
 MIN_KL_SAMPLE = 256  # decisions in which the KL is measured; its closed form varies little between decisions
 
 EPOCH_METRICS = (
@@ -54,6 +56,8 @@ class PPO(Algorithm):
         self.reference = policy.duplicate().requires_grad_(False) if config.reference_kl_coef > 0 else None
         self.deployed = policy.duplicate().requires_grad_(False) if config.ema_decay > 0 else policy
         self._generator = torch.Generator().manual_seed(seed)
+        small = sum(parameter.numel() for parameter in policy.parameters()) <= MAX_RECORDED
+        self._differentiate = Recorded(self._gradients, device if small else CPU)
         self.learners: ProcessGroup = SINGLE_PROCESS
         self._value_unit = 1.0
 
@@ -170,16 +174,14 @@ class PPO(Algorithm):
             order = torch.randperm(len(batch), generator=self._generator).to(self.device)
             for index in order.tensor_split(num_minibatches):
                 minibatch = batch.select(index)
-                loss = self.loss(minibatch)
-                self.optimizer.zero_grad(set_to_none=True)
-                torch.autograd.backward(loss.total)
+                statistics, log_ratio_B, log_prob_B, gradients = self._differentiate(*minibatch.parts)
+                for parameter, gradient in zip(trained, gradients, strict=True):
+                    parameter.grad = gradient
                 weight_B, kl_weight_B = minibatch.column("weight"), minibatch.column("kl_weight")
-                statistics, is_measured = sharing.reduce_step(
-                    trained, loss.statistics, weight_B, kl_weight_B, self.learners
-                )
+                statistics, is_measured = sharing.reduce_step(trained, statistics, weight_B, kl_weight_B, self.learners)
                 if first is None:  # before any step
-                    log_weight_B = losses.log_ratio(loss.log_prob_B, minibatch.column("behaviour"))[weight_B > 0]
-                    first = torch.stack([loss.log_ratio_B.exp().mean(), losses.effective_sample_size(log_weight_B)])
+                    log_weight_B = losses.log_ratio(log_prob_B, minibatch.column("behaviour"))[weight_B > 0]
+                    first = torch.stack([log_ratio_B.exp().mean(), losses.effective_sample_size(log_weight_B)])
                 elif adapts and bool(is_measured):
                     adapt_learning_rate(self.optimizer, float(statistics[losses.KL]), config)
                 if warming:
@@ -201,6 +203,13 @@ class PPO(Algorithm):
         assert first is not None
         values = torch.cat([losses.mean_statistics(rows, measured), first]).tolist()
         return dict(zip(EPOCH_METRICS, [*values, float(epochs)], strict=True))
+
+    def _gradients(self, *parts: Any) -> tuple[Tensor, Tensor, Tensor, list[Tensor | None]]:
+        """Return what ``loss`` tells of a minibatch (``Batch.parts``), and the gradients of the trained parameters."""
+        loss = self.loss(Batch(*parts))
+        trained = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
+        gradients = torch.autograd.grad(loss.total, trained, allow_unused=True)
+        return loss.statistics, loss.log_ratio_B, loss.log_prob_B, list(gradients)
 
     # -- loss ----------------------------------------------------------------------------------------------------------
     def loss(self, batch: Batch) -> losses.MinibatchLoss:

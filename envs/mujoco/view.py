@@ -42,6 +42,7 @@ class View:
         self.finger_target = arm.finger_targets[:, :1]
         self.sizes: Mapping[str, Tensor] = {}  # factor of the size of objects, [N], of those that vary
         self.derived: dict[tuple[str, str], Tensor] = {}  # results of ``per_state`` by (method, object)
+        self._constants: dict[tuple[float, ...], Tensor] = {}
         self._qpos, self._qvel = dict[str, Tensor](), dict[str, Tensor]()  # by object: looking up names is slow
         for joint in (self.model.jnt_type == mujoco.mjtJoint.mjJNT_FREE).nonzero()[0]:
             name, at = self.model.joint(int(joint)).name, self.model.jnt_qposadr[joint]
@@ -53,6 +54,12 @@ class View:
     def tensor(self, numbers: ArrayLike) -> Tensor:
         """Return numbers, such as random ones, with the type and on the device of the view's tensors."""
         return torch.as_tensor(numbers, dtype=self.qpos.dtype, device=self.qpos.device)
+
+    def constant(self, numbers: tuple[float, ...]) -> Tensor:
+        """Return ``tensor(numbers)``, the same one each time, because a GPU waits for new ones."""
+        if numbers not in self._constants:
+            self._constants[numbers] = self.tensor(numbers)
+        return self._constants[numbers]
 
     def changed(self) -> None:
         """Drop the quantities derived from the state, because the simulation has moved."""

@@ -51,6 +51,9 @@ class Task:
     """Names of what ``outcomes`` returns: what is counted of episodes besides success."""
     held_object: str | None = None
     """Body that is in the hand where an episode starts from the stage ``held``; None: there is no such stage."""
+    recordable = False
+    """Whether rewards, outcomes and observations never wait for the device and keep their state in tensors with fixed
+    addresses. A GPU then replays their kernels (``core.graphs.Recorded``). Subclasses say it for themselves."""
     half_width_m: float | Tensor
     """Distance from the centre of ``held_object`` to each finger, a number or [N]; set by ``bind``."""
     config: TaskConfig
@@ -186,7 +189,7 @@ def _read(quantities: Sequence[Quantity], view: View) -> dict[str, Tensor]:
         else:
             assert rule is not None
             of, minus = (pad(values[x], (0, term.size - values[x].shape[1])) for x in (rule.of, rule.minus))
-            values[term.name] = (of + of.new_tensor(rule.offset) if rule.offset else of) - minus
+            values[term.name] = (of + view.constant(rule.offset) if rule.offset else of) - minus
     del values["tcp_pos"]
     return values
 

@@ -57,7 +57,7 @@ class ObjectTask(Task):
         """Return whether an object has left the workspace horizontally, bool [N]; None without that option."""
         if not self.config.fail_out_of_reach:
             return None
-        low, high = (torch.tensor(corner[:2]).to(self.object) for corner in self.robot.workspace_m)
+        low, high = (self.view.constant(tuple(corner[:2])) for corner in self.robot.workspace_m)
         places = [self.view.body_qpos(name)[:, :2] for name in self.objects]
         return torch.stack([((place < low) | (place > high)).any(-1) for place in places]).any(0)
 

@@ -28,6 +28,7 @@ class Detour(GoalTask):
     """Bring the tool centre point to a goal behind a post."""
 
     name = "detour"
+    recordable = True
     instruction = "move the gripper around the red post to the green sphere"
     other_outcomes = (LEFT, RIGHT)
     config: DetourConfig
@@ -71,14 +72,14 @@ class Detour(GoalTask):
     def _point(self, forward_m: float, left: Tensor | float) -> Tensor:
         """Return the point this far beyond the post and this far to the left of it, at the goal's height, [N, 3]."""
         forward_axis, left_axis = self._axes()
-        offset = forward_axis * forward_m + left_axis * self.view.tensor(left).reshape(-1, 1)
+        offset = forward_axis * forward_m + left_axis * (left if isinstance(left, float) else left.unsqueeze(-1))
         return torch.cat([self.post[:, :2] + offset, self.goal[:, 2:]], -1)
 
     def _way(self) -> Tensor:
         """Return the length of the shorter way to the goal, m [N]."""
         tcp, goal = self.view.tcp_pos, self.goal
         aside = self.config.keep_out_m + CLEARANCE_M
-        beside = self._point(0, aside), self._point(0, -aside)
+        beside = self._point(0.0, aside), self._point(0.0, -aside)
         around = [distance(point, tcp) + distance(goal, point) for point in beside]
         return torch.where(self._from_post()[0] > 0, distance(goal, tcp), torch.minimum(*around))
 

@@ -13,6 +13,7 @@ class Lift(common.GoalTask, common.CubeTask):
     """Grasp a cube and hold it at a goal in the air."""
 
     name = "lift"
+    recordable = True
     instruction = "lift the red cube to the green sphere"
     held_object = "cube"
     config: LiftConfig

@@ -16,6 +16,7 @@ class PickPlace(Placing, CubeTask):
     """Put a cube into a walled tray and let go."""
 
     name = "pick_place"
+    recordable = True
     instruction = "put the red cube into the blue tray"
     held_object = "cube"
     config: PickPlaceConfig

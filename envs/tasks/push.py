@@ -13,6 +13,7 @@ class Push(GoalTask, CubeTask):
     """Slide a cube to a mark on the table."""
 
     name = "push"
+    recordable = True
     instruction = "push the red cube to the green mark"
     config: PushConfig
 

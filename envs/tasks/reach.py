@@ -13,6 +13,7 @@ class Reach(GoalTask):
     """Bring the tool centre point to a goal."""
 
     name = "reach"
+    recordable = True
     instruction = "move the gripper to the green sphere"
     config: ReachConfig
 

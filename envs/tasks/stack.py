@@ -18,6 +18,7 @@ class Stack(common.CubeTask):
     """Put the red cube on the blue cube and let go."""
 
     name = "stack"
+    recordable = True
     instruction = "put the red cube on the blue cube"
     objects = ("cube", "base")
     held_object = "cube"

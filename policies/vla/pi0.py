@@ -91,17 +91,18 @@ def encode_state(model: nn.Module, prefix: Prefix, state_NM: Tensor) -> Context:
     expert: Any = model.get_submodule("model.dit")
     embed: Any = model.get_submodule("embed_action_time")
     config: Any = model.config
-    x: Tensor = embed.state_proj(state_NM).unsqueeze(1)
+    x: Tensor = embed.state_proj(state_NM).unsqueeze(1).to(state_NM.dtype)
+    dtype = _compute_dtype(x)
     position_N = prefix.real.sum(-1)
     rotation = _rotation(expert, x, position_N[:, None])
-    bias = F.pad(_padding_bias(prefix.real, x.dtype), (0, 1))
+    bias = F.pad(_padding_bias(prefix.real, dtype), (0, 1))
     used, spare = bias.shape[-1], 0 if torch.is_grad_enabled() else config.chunk_size
     memory = []
     for index, layer in enumerate(expert.layers):
-        normed = _rms_norm(layer.input_layernorm, x)
+        normed = _rms_norm(layer.input_layernorm, x, dtype)
         parts = zip((prefix.key, prefix.value), _keys_values(layer.self_attn, normed, rotation), strict=True)
         key, value = (  # any content of the spare rows will do
-            torch.cat((shared[:, index].to(x.dtype), own, own.expand(-1, -1, spare, -1)), 2) for shared, own in parts
+            torch.cat((shared[:, index].to(dtype), own, own.expand(-1, -1, spare, -1)), 2) for shared, own in parts
         )
         memory.append((key, value))
         x = _layer(layer, x, normed, rotation, key[:, :, :used], value[:, :, :used], bias)
@@ -123,16 +124,23 @@ def denoise(model: nn.Module, context: Context, x_NSHW: Tensor, time_NSR: Tensor
     first = embed.action_time_mlp_in  # reads action and time; tokens with the same time share its part
     time = F.linear(torch.cat((angle.sin(), angle.cos()), -1), first.weight[:, action.shape[-1] :], first.bias)
     x = F.linear(action, first.weight[:, : action.shape[-1]]) + time
-    x = embed.action_time_mlp_out(F.silu(x)).flatten(1, 2)
+    x = embed.action_time_mlp_out(F.silu(x)).flatten(1, 2).to(x_NSHW.dtype)
+    dtype = _compute_dtype(x)
     position_NJ = context.position[:, None] + torch.arange(horizon, device=x.device).repeat(steps)
     rotation = _rotation(expert, x, position_NJ)
     bias = _add_step_bias(context.bias, steps, horizon, expert.layers[0].self_attn.num_key_value_groups)
     for layer, memory in zip(expert.layers, context.memory, strict=True):
-        normed = _rms_norm(layer.input_layernorm, x)
+        normed = _rms_norm(layer.input_layernorm, x, dtype)
         parts = zip(memory, _keys_values(layer.self_attn, normed, rotation), strict=True)
         key, value = (_append(past, own, context.bias.shape[-1]) for past, own in parts)
         x = _layer(layer, x, normed, rotation, key, value, bias)
     return _rms_norm(expert.norm, x).view(num, steps, horizon, -1)
+
+
+def _compute_dtype(x: Tensor) -> torch.dtype:
+    """Return the type of matrix products of x: that of ``torch.autocast``, in which the residual x stays wide."""
+    device = x.device.type
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
 
 
 @cache
@@ -168,7 +176,8 @@ def _keys_values(attention: Any, x: Tensor, rotation: tuple[Tensor, Tensor]) -> 
     key, value = (
         projection(x).view(*x.shape[:2], -1, attention.head_dim) for projection in (attention.k_proj, attention.v_proj)
     )
-    return _rotate(key, (rotation[0].unsqueeze(2), rotation[1].unsqueeze(2))).transpose(1, 2), value.transpose(1, 2)
+    rotated = _rotate(key, (rotation[0].unsqueeze(2), rotation[1].unsqueeze(2)))
+    return rotated.to(value.dtype).transpose(1, 2), value.transpose(1, 2)
 
 
 def _layer(
@@ -182,11 +191,11 @@ def _layer(
     attention, mlp = layer.self_attn, layer.mlp
     heads = (*x.shape[:2], -1, attention.num_key_value_groups, attention.head_dim)
     query = attention.q_proj(normed).view(*x.shape[:2], -1, attention.head_dim)
-    query = _rotate(query, (rotation[0].unsqueeze(2), rotation[1].unsqueeze(2)))
+    query = _rotate(query, (rotation[0].unsqueeze(2), rotation[1].unsqueeze(2))).to(query.dtype)
     out = _attention(attention, query.view(heads).permute(0, 2, 1, 3, 4).flatten(2, 3), key, value, bias)
     out = out.view(*out.shape[:2], x.shape[1], attention.num_key_value_groups, -1).permute(0, 2, 1, 3, 4).flatten(2)
     x = x + attention.o_proj(out)
-    normed = _rms_norm(layer.post_attention_layernorm, x)
+    normed = _rms_norm(layer.post_attention_layernorm, x, normed.dtype)
     gate, up = mlp.act_fn(mlp.gate_proj(normed)), mlp.up_proj(normed)
     residual: Tensor = mlp.down_proj(gate * up if torch.is_grad_enabled() else gate.mul_(up))
     return x + residual
@@ -204,13 +213,16 @@ def _attention(attention: Any, query: Tensor, key: Tensor, value: Tensor, bias: 
     return torch.bmm(scores.softmax(-1), value.flatten(0, 1)).view(query.shape)
 
 
-def _rms_norm(norm: Any, x: Tensor) -> Tensor:
-    """Apply GemmaRMSNorm: computed in float32, scaled by 1 + weight. F.rms_norm takes 1.5 times as long on a CPU."""
+def _rms_norm(norm: Any, x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    """Apply GemmaRMSNorm: computed in float32, scaled by 1 + weight, in ``dtype`` (None: that of x).
+
+    F.rms_norm takes 1.5 times as long on a CPU.
+    """
     wide = x.float()
     mean_square = torch.linalg.vector_norm(wide, dim=-1, keepdim=True).square() / x.shape[-1]
     normed = wide * torch.rsqrt(mean_square + norm.eps)
     weight = 1.0 + norm.weight.float()
-    return (normed * weight if torch.is_grad_enabled() else normed.mul_(weight)).to(x.dtype)
+    return (normed * weight if torch.is_grad_enabled() else normed.mul_(weight)).to(dtype or x.dtype)
 
 
 def _rotation(module: Any, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from embodied.core.errors import UserError
 from embodied.core.spec import EnvSpec
-from embodied.core.types import Obs
+from embodied.core.types import Obs, PolicySample
 from embodied.policies.config import PARTS, VLAConfig
 from embodied.policies.flow.chains import FlowChains
 from embodied.policies.flow.prefix import draw_prefix, learned_rows, noisy_chunk
@@ -109,7 +109,8 @@ class VLAPolicy(FlowChains):
         if f"{PREFIX}key" in obs:
             return pi0.Prefix(*(obs[PREFIX + name] for name in pi0.Prefix._fields))
         real = self._instruction(obs)[1]
-        longest = real.shape[1] if torch.compiler.is_exporting() else int(real.sum(-1).max())
+        waits = real.device.type != "cpu" or torch.compiler.is_exporting()  # for what is longest here
+        longest = real.shape[1] if waits else int(real.sum(-1).max())
         return self._encode_prefix(obs, longest)[0]
 
     def _encode_prefix(self, obs: Obs, num_tokens: int) -> tuple[pi0.Prefix, pi0.ImageTokens]:
@@ -150,7 +151,8 @@ class VLAPolicy(FlowChains):
         """Run the state token of N observations on their prefix."""
         state = self.normalized_state(obs)
         padded = F.pad(state, (0, self.state_width - state.shape[-1]))
-        return VLAContext(pi0.encode_state(self.model, prefix, padded), state)
+        with self._autocast():
+            return VLAContext(pi0.encode_state(self.model, prefix, padded), state)
 
     def expand_steps(self, encoding: VLAContext) -> VLAContext:
         """Return ``encoding``: ``features`` takes it for any number of steps."""
@@ -172,7 +174,20 @@ class VLAPolicy(FlowChains):
         time = t.expand(x.shape[:2]).unsqueeze(-1)
         if encoding.fixed is not None:
             time = torch.where(encoding.fixed.transpose(1, 2), 0.0, time)
-        return denoise(self.model, encoding.context, x, time)
+        with self._autocast():
+            return denoise(self.model, encoding.context, x, time)
+
+    def _autocast(self) -> torch.autocast:
+        """Return the context of the action expert's matrix products."""
+        return torch.autocast(self.grid.device.type, torch.bfloat16, self.config.expert_dtype == "bfloat16")
+
+    def act(self, obs: Obs, noise: Tensor) -> PolicySample:
+        with torch.autocast(self.grid.device.type, enabled=False):  # the cast weights are kept until the end of this
+            return super().act(obs, noise)
+
+    def integrate_ode(self, obs: Obs, start: Tensor) -> Tensor:
+        with torch.autocast(self.grid.device.type, enabled=False):  # as in ``act``
+            return super().integrate_ode(obs, start)
 
     def to_velocity(self, features: Tensor) -> Tensor:
         """Return the velocity [..., W] for last hidden states [..., hidden]."""

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from embodied.core.graphs import Recorded
 from embodied.core.policy import Policy
 from embodied.core.types import Obs, PolicySample
 from embodied.runtime.channel import WeightStore
@@ -76,6 +77,7 @@ class ActorServer:
         self.version = -1  # of the loaded weights; -1 loads all tensors at the next ``act``
         self.track = Track(f"actor server {index}", "wait_requests")
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" and not resident else None
+        self._act = Recorded(self._draw, device)
 
     @torch.no_grad()
     def act(self, requests: Sequence[ActRequest]) -> list[ActReply]:
@@ -124,14 +126,17 @@ class ActorServer:
         parts = [request.obs for request in requests]
         noise = self._to_device([request.noise for request in requests if request.noise is not None])
         obs = self._batch(parts)
-        sample = self.policy.act(obs, noise)
+        action_NHA, log_prob_N, value_N, chain = self._act(obs, noise)
         version_N = torch.full((len(noise),), self.version, dtype=torch.int64)
-        numbers, tensors = [sample.log_prob_N, sample.value_N, version_N], [sample.action_NHA, sample.chain]
-        rows = self._split(parts, numbers, tensors, obs)
+        rows = self._split(parts, [log_prob_N, value_N, version_N], [action_NHA, chain], obs)
         return [
             (PolicySample(action, log_prob, value, chain, version), seen)
             for (log_prob, value, version, action, chain), seen in rows
         ]
+
+    def _draw(self, obs: Obs, noise: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        sample = self.policy.act(obs, noise)
+        return sample.action_NHA, sample.log_prob_N, sample.value_N, sample.chain
 
     def _values(self, parts: Sequence[Obs]) -> list[tuple[Tensor, Obs | None]]:
         if not parts:

@@ -15,7 +15,7 @@ import torch
 from mujoco.batch import Batch
 from torch import Tensor
 
-from embodied.core.arm import ArmLaw, Chain, ToolPose, cross
+from embodied.core.arm import ArmLaw, Chain, ToolPose, cross, eliminate
 from embodied.core.errors import UserError
 from embodied.envs.mujoco.config import ControlConfig
 from embodied.envs.mujoco.robots.base import Measurement, Simulations, live
@@ -224,12 +224,12 @@ def backlash(output: Numbers, value: Numbers, width: Numbers | float) -> Numbers
 def damped_least_squares(jacobian_6JN: Tensor, twist_6N: Tensor, prior_JN: Tensor, damping: float) -> Tensor:
     """Return joint displacements [J, N]; see ``embodied.core.arm.damped_least_squares``.
 
-    Sums are written out, because the order of summation of a matrix product may depend on N.
+    Sums and elimination are written out: a matrix product's order of summation may depend on N, and a GPU cannot record
+    a solver that waits for it.
     """
-    jacobian_NJ6, prior_NJ = jacobian_6JN.permute(2, 1, 0), prior_JN.T
-    gram = (jacobian_NJ6[..., :, None] * jacobian_NJ6[..., None, :]).sum(1)
-    gram = gram + damping**2 * torch.eye(6, dtype=gram.dtype, device=gram.device)
-    residual = twist_6N.T - (jacobian_NJ6 * prior_NJ[..., None]).sum(1)
-    factor = torch.linalg.cholesky_ex(gram).L
-    weight_N6 = torch.cholesky_solve(residual[..., None], factor).squeeze(-1)
-    return (prior_NJ + (jacobian_NJ6 * weight_N6[:, None]).sum(-1)).T
+    gram_66N = (jacobian_6JN[:, None] * jacobian_6JN).sum(2)
+    gram_66N.diagonal().add_(damping**2)
+    residual_6N = twist_6N - (jacobian_6JN * prior_JN).sum(1)
+    weight_6N = eliminate(torch.cat([gram_66N, residual_6N[:, None]], 1))
+    displacement_JN: Tensor = prior_JN + (jacobian_6JN * weight_6N[:, None]).sum(0)
+    return displacement_JN

@@ -2,15 +2,16 @@
 
     forward()   replay FIRST: positions, contacts, sensors, velocities
     step(n)     replay SECOND, FIRST n times: forces, constraints, integration, and the next state's first half
+    advance     replay ACTUATE: controls of the actions; step(substeps); replay READ: rewards, ends, what broke
 
-The halves of a step are graphs of kernels that the first use records. So all observed quantities are current after each
-step. All envs are stepped together, including those that wait for their next episode, whose results are ignored. Only
-this file uses mujoco_warp, and it imports it when a batch is built.
+All of these are graphs of kernels that the first uses record. So all observed quantities are current after each step.
+All envs are stepped together, including those that wait for their next episode, whose results are ignored. Warp and
+torch use one stream, so neither waits for the other. Only this file uses mujoco_warp, and it imports it when a batch is
+built.
 """
 
 import copy
 import logging
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -25,9 +26,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from embodied.core.contract import check_state
-from embodied.core.device import resolve_device
+from embodied.core.device import CPU, resolve_device
 from embodied.core.episodes import EpisodePlans, EpisodeSampler, Ints
 from embodied.core.errors import UserError, one_line
+from embodied.core.graphs import RECORDING, Recorded
 from embodied.core.spec import CameraSpec
 from embodied.core.types import Obs
 from embodied.envs.base.episodic import Advance, EpisodicEnv
@@ -48,9 +50,6 @@ STATE = ("time", "qpos", "qvel", "act", "history", "plastic", "ctrl", "mocap_pos
 """Fields from which a simulation continues; all others follow from them."""
 OFF_AT_ZERO = ("geom_adhesion", "geom_surfacevel")
 """Fields that MuJoCo Warp ignores if they are 0 in the model that it gets."""
-_TURN = threading.Lock()
-"""Held by the thread that uses Warp: its recorder belongs to the process, and a replay crashes while another thread
-records."""
 
 
 class WarpBatch:
@@ -76,7 +75,7 @@ class WarpBatch:
         self._device = warp.device_from_torch(device)
         supported = copy.copy(model)
         supported.opt.disableflags &= ~int(mujoco.mjtDisableBit.mjDSBL_AUTORESET)  # Warp refuses the flag
-        with _TURN, warp.ScopedDevice(self._device):
+        with RECORDING, warp.ScopedDevice(self._device):
             try:
                 self._model = engine.put_model(supported)
             except NotImplementedError as error:
@@ -153,26 +152,29 @@ class WarpBatch:
     def _halves(self) -> list[Any]:
         """Graphs of the kernels of the first and the second half of a step."""
         before, graphs = self.state, []
-        with _TURN, self._warp.ScopedDevice(self._device):
+        with RECORDING, self._warp.ScopedDevice(self._device):
+            # a stream that the default stream does not wait for: CUDA refuses all use of the default stream, by any
+            # thread, while a stream that it waits for is recorded
+            aside = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
+            stream = None if aside is None else self._warp.stream_from_torch(aside)
+            self._warp.synchronize_device(self._device)
             for half in (self._engine.step1, self._engine.step2):
-                half(self._model, self._data)  # compiles the kernels
-                # a stream that the default stream does not wait for: CUDA refuses all use of the default stream, by any
-                # thread, while a stream that it waits for is captured
-                aside = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
-                stream = None if aside is None else self._warp.stream_from_torch(aside)
-                with self._warp.ScopedStream(stream), self._warp.ScopedCapture(device=self._device) as capture:
-                    half(self._model, self._data)
+                with self._warp.ScopedStream(stream):
+                    half(self._model, self._data)  # compiles the kernels
+                    with self._warp.ScopedCapture(device=self._device) as capture:
+                        half(self._model, self._data)
                 graphs.append(capture.graph)
             self._warp.synchronize_device(self._device)
         self.load_state(before)
         return graphs
 
     def _replay(self, graphs: list[Any]) -> None:
-        with _TURN:
-            self._warp.synchronize_device(self._device)  # Warp and torch have streams of their own on a GPU
+        """Start graphs on torch's present stream: they run after and before what torch starts there."""
+        with RECORDING:  # a graph that is started while another thread records crashes
+            on_gpu = self.device.type == "cuda"
+            stream = self._warp.stream_from_torch(torch.cuda.current_stream(self.device)) if on_gpu else None
             for graph in graphs:
-                self._warp.capture_launch(graph)
-            self._warp.synchronize_device(self._device)
+                self._warp.capture_launch(graph, stream=stream)
 
 
 class WarpPool(EpisodicEnv):
@@ -218,6 +220,10 @@ class WarpPool(EpisodicEnv):
         self.fields = DeviceFields(self.models, self.batch, self.device)
         self._model_seed_N = np.full(num_envs, -1, dtype=np.int64)  # env seed that each model was randomised with
         self._made_N = np.zeros(num_envs, dtype=np.int64)  # control steps of the present episodes, without a wait
+        fixed = not any(term.field in QUANTITIES for term in terms.values())  # delays and noise have state of their own
+        device = self.device if fixed and vars(type(task)).get("recordable") else CPU
+        self._actuate = Recorded(self._write_controls, device)
+        self._read, self._observe = Recorded(self._read_result, device), Recorded(self._read_obs, device)
 
     def start(self, ids: Ints, plans: EpisodePlans) -> None:
         rng, held = EpisodeRng(plans.seed_n, plans.number_n), plans.stage_n == 1
@@ -241,13 +247,16 @@ class WarpPool(EpisodicEnv):
 
     def advance(self, action_NA: Tensor, ids: Ints | None) -> Advance:
         self._change(ids)
-        self.guard.remember()
-        self.arm.apply(action_NA, self.non_model.measured())
+        self._actuate(action_NA)
         self.batch.step(self.substeps)
-        broken_n = self.guard.check()
+        reward_N, outcomes, failed_N, broken_N, any_broken = self._read()
+        broken_n = None
+        if bool(any_broken):
+            self.guard.renew(broken_n := broken_N.nonzero().squeeze(-1))
+            reward_N, outcomes, failed_N = self._read()[:3]
         self.view.changed()
         self.non_model.moved()
-        return step_result(self.task, broken_n)
+        return Advance(reward_N, outcomes, failed_N, broken_n)
 
     def _begin(self, ids: Ints) -> None:
         """Bring the present models and random numbers of envs ``ids`` to the device."""
@@ -268,10 +277,25 @@ class WarpPool(EpisodicEnv):
             self._made_N[slice(None) if ids is None else ids] += 1
 
     def observe(self, ids: Ints | None = None) -> Obs:
+        obs = self._observe()
+        self.view.changed()  # what it has kept is of the recorded state
+        return obs if ids is None else {key: value[self._on_device(ids)] for key, value in obs.items()}
+
+    def _write_controls(self, action_NA: Tensor) -> None:
+        self.guard.remember()
+        self.arm.apply(action_NA, self.non_model.measured())
+
+    def _read_result(self) -> tuple[Tensor, dict[str, Tensor], Tensor | None, Tensor, Tensor]:
+        """Return reward, outcomes and failures of the present state, which envs are broken, and whether any is."""
+        self.view.changed()
+        result, broken_N = step_result(self.task, None), self.guard.broken_N()
+        return result.reward_N, dict(result.outcomes), result.failed_N, broken_N, broken_N.any()
+
+    def _read_obs(self) -> Obs:
+        self.view.changed()
         true = {**self.task.privileged(), **self.task.observe()}
         state = pack_terms(self.spec.state, self.non_model.observe(None) or {**self.arm.observe(), **true})
-        obs = {"state": state, "privileged": pack_terms(self.spec.privileged, true)}
-        return obs if ids is None else {key: value[self._on_device(ids)] for key, value in obs.items()}
+        return {"state": state, "privileged": pack_terms(self.spec.privileged, true)}
 
     def state_dict(self) -> dict[str, Tensor]:
         state = {"physics": self.batch.state, **self.episode_state(), **self.task.state_dict()}
@@ -315,21 +339,24 @@ class WarpGuard(StateDumps):
 
     def __init__(self, batch: WarpBatch, dump_dir: Path) -> None:
         super().__init__(dump_dir)
-        self.batch, self.qvel = batch, batch.bind("qvel")
-        self.remember()
+        self.batch, self.qvel, self.before = batch, batch.bind("qvel"), batch.state
 
     def remember(self) -> None:
-        self.before = self.batch.state
+        """Copy the state that the next step starts from."""
+        self.before.copy_(self.batch.state)
 
-    def check(self) -> Tensor | None:
-        full_N = (self.batch.overflow_N & self.batch.no_room) != 0  # since the reset
-        broken_N = full_N | ~(self.qvel.abs() <= MAX_SPEED).all(-1)  # a comparison with NaN is false
-        if not bool(broken_N.any()):
-            return None
-        if bool(full_N.any()):
+    def full_N(self) -> Tensor:
+        """Return which envs had no memory for all contacts since their reset, bool [N]."""
+        return (self.batch.overflow_N & self.batch.no_room) != 0
+
+    def broken_N(self) -> Tensor:
+        """Return which envs broke in the last step, bool [N]."""
+        return self.full_N() | ~(self.qvel.abs() <= MAX_SPEED).all(-1)  # a comparison with NaN is false
+
+    def renew(self, rows: Tensor) -> None:
+        """Write and reset the broken envs ``rows`` [n]."""
+        if bool(self.full_N().any()):
             log.warning("no memory for all contacts: raise sim.max_contacts or sim.max_constraints")
-        rows = broken_N.nonzero().squeeze(-1)
         self.dump(*(x.cpu().numpy() for x in (rows, self.before[rows], self.batch.state[rows])))
         self.batch.reset(rows)
         self.batch.forward()
-        return rows
