@@ -207,9 +207,10 @@ class PPO(Algorithm):
     def _gradients(self, *parts: Any) -> tuple[Tensor, Tensor, Tensor, list[Tensor | None]]:
         """Return what ``loss`` tells of a minibatch (``Batch.parts``), and the gradients of the trained parameters."""
         loss = self.loss(Batch(*parts))
+        self.optimizer.zero_grad(set_to_none=True)
+        torch.autograd.backward(loss.total)
         trained = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
-        gradients = torch.autograd.grad(loss.total, trained, allow_unused=True)
-        return loss.statistics, loss.log_ratio_B, loss.log_prob_B, list(gradients)
+        return loss.statistics, loss.log_ratio_B, loss.log_prob_B, [parameter.grad for parameter in trained]
 
     # -- loss ----------------------------------------------------------------------------------------------------------
     def loss(self, batch: Batch) -> losses.MinibatchLoss:

@@ -34,6 +34,8 @@ class CategoricalPolicy(ActorCritic):
 
     exists_AM: Tensor
     """bool, whether dimension i has choice j."""
+    place_C: Tensor
+    """Where each of the C choices is in ``exists_AM``, flattened, int64."""
 
     def __init__(self, spec: EnvSpec, config: CategoricalConfig) -> None:
         """Build the networks. UserError also for a chunk of several actions where masks hold for one."""
@@ -44,6 +46,7 @@ class CategoricalPolicy(ActorCritic):
             raise UserError(f"policy.horizon: got {config.horizon}, allowed: 1, {why}")
         counts = torch.tensor(spec.action.counts)
         self.register_buffer("exists_AM", torch.arange(int(counts.max())) < counts[:, None], persistent=False)
+        self.register_buffer("place_C", self.exists_AM.flatten().nonzero().squeeze(-1), persistent=False)
         self.noise_shape = self.plan_noise_shape = (config.horizon, *self.exists_AM.shape)  # [H, A, M]
         chunk = config.horizon * int(counts.sum())
         self.actor = mlp(self.num_inputs, config.actor_hidden, chunk, config.activation, 0.01)
@@ -56,9 +59,8 @@ class CategoricalPolicy(ActorCritic):
         logits_NHC: Tensor = self.actor(inputs).view(len(inputs), self.horizon, -1)
         if mask_NC is not None:
             logits_NHC = logits_NHC.masked_fill(~mask_NC[:, None], IMPOSSIBLE)
-        logits = logits_NHC.new_full((len(inputs), *self.noise_shape), IMPOSSIBLE)
-        logits[..., self.exists_AM] = logits_NHC
-        return logits.log_softmax(-1)
+        logits = logits_NHC.new_full((len(inputs), self.horizon, self.exists_AM.numel()), IMPOSSIBLE)
+        return logits.index_copy(-1, self.place_C, logits_NHC).view(-1, *self.noise_shape).log_softmax(-1)
 
     @torch.no_grad()
     def plan(self, obs: Obs, noise: Tensor | None = None) -> Tensor:

@@ -1,13 +1,15 @@
 """Every policy and algorithm on a device that is none, compared with the CPU.
 
-    python -m tests.runtime.on_device
+    python -m tests.runtime.on_device [cuda:0]
 
-Prints as JSON, by case, what it raised or how far its results are from those on the CPU.
+Prints as JSON, by case, what it raised or how far its results are from those on the CPU. With an argument the device is
+that one. What a GPU records (``core.graphs.Recorded``) must not wait for the device here.
 """
 
 from __future__ import annotations
 
 import json
+import sys
 import tempfile
 import traceback
 from collections.abc import Callable, Iterator
@@ -26,6 +28,7 @@ from embodied.algos.ppo import PPO
 from embodied.algos.supervised import SFT, Grounding
 from embodied.core.device import CPU, copied_to_cpu
 from embodied.core.execution import obs_to
+from embodied.core.graphs import Recorded
 from embodied.core.policy import Policy
 from embodied.core.spec import Discrete
 from embodied.core.types import Fragment, Obs
@@ -66,9 +69,10 @@ def act_and_learn(build: Build, device: torch.device) -> Numbers:
     if policy.precompute_in_actor or policy.fits_cache(NUM):
         obs = policy.precompute(obs)
     noise = torch.randn(NUM, *policy.noise_shape, generator=generator).to(device)
-    sample = policy.act(obs, noise)
+    recorded = Recorded(policy.act, device)
+    sample = recorded(obs, noise)
     planned = torch.randn(NUM, *policy.plan_noise_shape, generator=generator).to(device)
-    found = [*vars_of(sample), policy.plan(obs), policy.plan(obs, planned), policy.value(obs)]
+    found = [*vars_of(sample), policy.plan(obs), Recorded(policy.plan, device)(obs, planned), policy.value(obs)]
     evaluation = policy.evaluate(obs, sample.chain)
     kl = policy.kl_divergence(evaluation.distribution, evaluation.distribution.detach() * 1.01)
     torch.autograd.backward(evaluation.log_prob_B.sum() + evaluation.value_B.sum() + kl.sum())
@@ -195,7 +199,7 @@ def cases() -> Iterator[tuple[str, Callable[[torch.device], Numbers]]]:
 
 def main() -> None:
     torch.set_num_threads(1)
-    device = other_device.start()
+    device = torch.device(sys.argv[1]) if len(sys.argv) > 1 else other_device.start()
     found: dict[str, Any] = {}
     for name, run in cases():
         try:

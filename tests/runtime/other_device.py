@@ -7,6 +7,8 @@ allows one such device per process, and libraries may pick it, so tests start a 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -14,7 +16,10 @@ from torch import Tensor
 from torch.utils import backend_registration
 from torch.utils._pytree import tree_map
 
+from embodied.core.graphs import Recorded
+
 NAME = "other"
+WAITING = ("aten::_local_scalar_dense", "aten::nonzero", "aten::equal", "aten::masked_select")  # for the device
 INDEXING = ("aten::index", "aten::_index_put_impl_")  # as on a GPU, the second argument may be indices of the CPU
 _behind: dict[int, Tensor] = {}  # by storage: autograd makes tensors that share it
 
@@ -27,6 +32,7 @@ class Transfer(NamedTuple):
 
 
 TRANSFERS: list[Transfer] = []
+_recording = False
 
 
 def behind(tensor: Tensor) -> Tensor:
@@ -36,8 +42,25 @@ def behind(tensor: Tensor) -> Tensor:
     return found.view(tensor.shape) if viewed else found
 
 
+@contextmanager
+def recording() -> Iterator[None]:
+    """Refuse what a CUDA graph cannot record: operations that wait for the device, and tensors from the CPU."""
+    global _recording
+    _recording = True
+    try:
+        yield
+    finally:
+        _recording = False
+
+
+def _called(recorded: Recorded[Any, Any], *args: Any) -> Any:
+    with recording():
+        return recorded.function(*args)
+
+
 def start() -> torch.device:
     """Make the device known to torch, and return it."""
+    Recorded.__call__ = _called  # type: ignore[method-assign]
     backend_registration._setup_privateuseone_for_python_backend(NAME)
     fallback.fallback(_run, dispatch_key="PrivateUse1")
     library.impl("convolution_overrideable", _convolve, dispatch_key="PrivateUse1")
@@ -70,6 +93,14 @@ fallback = torch.library.Library("_", "IMPL")
 
 def _run(operation: Any, *args: Any, **kwargs: Any) -> Any:
     """Run an operation on the tensors behind; one that works in place returns its own argument."""
+    if _recording:
+        masks = (
+            [i for i in args[1] if i is not None and i.dtype == torch.bool]
+            if operation._schema.name in INDEXING
+            else []
+        )
+        if operation._schema.name in WAITING or masks:
+            raise RuntimeError(f"{operation} waits for the device while it records")
     if operation._schema.name == "aten::_copy_from":
         return _copy(*args)
     if operation._schema.name == "aten::view":  # torch takes every tensor of the device for contiguous
@@ -110,6 +141,8 @@ def _copy(source: Tensor, destination: Tensor, non_blocking: bool = False) -> Te
     inner = [behind(tensor) if tensor.device.type == NAME else tensor for tensor in (source, destination)]
     inner[1].copy_(inner[0])
     if source.device != destination.device:
+        if _recording:
+            raise RuntimeError("a transfer between CPU and device while it records")
         TRANSFERS.append(Transfer(tuple(source.shape), destination.device.type))
     return destination
 
