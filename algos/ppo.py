@@ -59,7 +59,7 @@ class PPO(Algorithm):
         small = sum(parameter.numel() for parameter in policy.parameters()) <= MAX_RECORDED
         self._differentiate = Recorded(self._gradients, device if small else CPU)
         self.learners: ProcessGroup = SINGLE_PROCESS
-        self._value_unit = 1.0
+        self._value_unit = torch.ones((), device=device)  # read by recorded kernels
 
     def update(self, fragments: Sequence[Fragment], version: int) -> Metrics:
         """Run the epochs on the fragments, then fold their observations into the policy's normaliser.
@@ -76,7 +76,7 @@ class PPO(Algorithm):
         batch = self.prepare(fragment, staleness_TN, valid_TN)
         weight_B, value_B, return_B = map(batch.column, ("weight", "value", "return"))
         rms = sharing.root_mean_square(return_B[weight_B > 0], self.learners)
-        self._value_unit = self.policy.scale_values(rms, max(UNIT_WEIGHT, 1 / (version + 1)))
+        self._value_unit.fill_(self.policy.scale_values(rms, max(UNIT_WEIGHT, 1 / (version + 1))))
         counts = sharing.count_decisions(weight_B, executed_M, config.max_staleness, self.learners)
         warming = version < config.critic_warmup
         if version == config.critic_warmup > 0 and config.schedule == "adaptive":
@@ -239,7 +239,7 @@ class PPO(Algorithm):
         policy_loss = -losses.masked_mean(term.objective_B, weight_B)
         value_loss = losses.masked_mean(error_B, weight_B)
         entropy = losses.masked_mean(now.entropy_B, weight_B)
-        total = policy_loss + config.value_coef / self._value_unit**2 * value_loss - config.entropy_coef * entropy
+        total = policy_loss + config.value_coef / self._value_unit.square() * value_loss - config.entropy_coef * entropy
         if self.reference is not None:
             assert batch.reference is not None
             # Over the scored transitions only, like the policy term, so that their relative weight does not change.

@@ -216,9 +216,11 @@ def _attention(attention: Any, query: Tensor, key: Tensor, value: Tensor, bias: 
 def _rms_norm(norm: Any, x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     """Apply GemmaRMSNorm: computed in float32, scaled by 1 + weight, in ``dtype`` (None: that of x).
 
-    F.rms_norm takes 1.5 times as long on a CPU.
+    F.rms_norm is one kernel on a GPU, but takes 1.5 times as long on a CPU.
     """
     wide = x.float()
+    if x.is_cuda:
+        return F.rms_norm(wide, x.shape[-1:], 1.0 + norm.weight.float(), norm.eps).to(dtype or x.dtype)
     mean_square = torch.linalg.vector_norm(wide, dim=-1, keepdim=True).square() / x.shape[-1]
     normed = wide * torch.rsqrt(mean_square + norm.eps)
     weight = 1.0 + norm.weight.float()

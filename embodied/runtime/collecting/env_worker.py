@@ -9,6 +9,7 @@ its noise with a key of its own when it makes a request, so results do not depen
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -54,6 +55,9 @@ class GroupRollout:
         self.track = Track(f"group {self.key[1]}", "wait_ticket")
         self._noise_key = np.random.SeedSequence((self.seed, *self.key)).generate_state(2, np.uint64)
         self._drawn = 0  # decisions whose noise was drawn
+        # beside a simulator on a GPU the CPU is idle: it draws the next noise during a step
+        self._drawer = ThreadPoolExecutor(1) if self.env.device.type == "cuda" else None
+        self._ahead: Future[Tensor] | None = None  # noise of decision ``_drawn``
         self._checked = False  # whether a step in which episodes ended has passed ``check_timestep``
         self._env_N = torch.arange(self.env.num_envs)
         self._ends: list[tuple[Tensor, Obs]] = []  # decision and env of ends [M, 2], last observations; see ``_ended``
@@ -135,13 +139,19 @@ class GroupRollout:
         It is a function of the group's key and of the number of the decision. Generator: Philox (Salmon et al. 2011).
         Its key has 128 bits. A generator of torch uses 32 bits of its seed on the CPU, so some groups would be alike.
         """
-        noise_N = self._normals(self._drawn << 128)
-        if (
-            1 < self.noise_hold and self._drawn < HELD_DRAWS * self.noise_hold
-        ):  # 64 bits of a counter are enough for the numbers of a draw
-            held_N = self._normals((self._drawn // self.noise_hold << 128) + (1 << 64))
-            noise_N[HOLDING - 1 :: HOLDING] = held_N[HOLDING - 1 :: HOLDING]
+        noise_N = self._noise(self._drawn) if self._ahead is None else self._ahead.result()
         self._drawn += 1
+        if self._drawer is not None:
+            self._ahead = self._drawer.submit(self._noise, self._drawn)
+        return noise_N
+
+    def _noise(self, number: int) -> Tensor:
+        """Return the noise of a decision of the group."""
+        noise_N = self._normals(number << 128)
+        if 1 < self.noise_hold and number < HELD_DRAWS * self.noise_hold:
+            # 64 bits of a counter are enough for the numbers of a draw
+            held_N = self._normals((number // self.noise_hold << 128) + (1 << 64))
+            noise_N[HOLDING - 1 :: HOLDING] = held_N[HOLDING - 1 :: HOLDING]
         return noise_N
 
     def _normals(self, counter: int) -> Tensor:
@@ -172,7 +182,7 @@ class GroupRollout:
             differ = f"{state['num_envs']} envs in a group, this run {self.env.num_envs}"
             raise UserError(f"the checkpoint has {differ}: keep num_envs")
         self.sampler.load_state_dict(state["sampler"])
-        self._drawn = state["noise_drawn"]
+        self._drawn, self._ahead = state["noise_drawn"], None
         if self.env.resumes_exactly:
             self.env.load_state_dict(state["env"], self.sampler)
             self.obs = {key: tensor.to(self.device, copy=True) for key, tensor in state["obs"].items()}
