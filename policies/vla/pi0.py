@@ -22,6 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 MAX_UNFUSED_TOKENS = 128  # for at most so many keys, fused attention is slower on a CPU than plain matrix products
+MAX_UNFUSED_QUERIES = 1024  # and on a GPU for at most so many queries, which occupy a few of its processors
 
 
 class Prefix(NamedTuple):
@@ -206,11 +207,13 @@ def _attention(attention: Any, query: Tensor, key: Tensor, value: Tensor, bias: 
 
     bias: additive mask that broadcasts to [N, 1, Q, T].
     """
-    if key.shape[2] > MAX_UNFUSED_TOKENS:
+    queries = query.shape[:3].numel()
+    few = queries <= MAX_UNFUSED_QUERIES if key.is_cuda else key.shape[2] <= MAX_UNFUSED_TOKENS
+    if not few:
         return F.scaled_dot_product_attention(query, key, value, attn_mask=bias, scale=attention.scaling)
     bias = bias.expand(-1, query.shape[1], query.shape[2], -1).flatten(0, 1)
     scores = torch.baddbmm(bias, query.flatten(0, 1), key.flatten(0, 1).transpose(1, 2), alpha=attention.scaling)
-    return torch.bmm(scores.softmax(-1), value.flatten(0, 1)).view(query.shape)
+    return torch.bmm(scores.softmax(-1).to(value.dtype), value.flatten(0, 1)).view(query.shape)
 
 
 def _rms_norm(norm: Any, x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
