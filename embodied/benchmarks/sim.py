@@ -29,7 +29,8 @@ from embodied.benchmarks import adapters
 from embodied.benchmarks.measure import Report, built, in_turns, paired, timed
 from embodied.envs import TASKS, MujocoPool, SamplerSetup, UniformConfig, UniformSampler, make_pool, make_sampler
 from embodied.envs.mujoco.config import WarpConfig
-from embodied.envs.mujoco.warp.pool import WarpBatch, WarpPool
+from embodied.envs.mujoco.warp.batch import WarpBatch
+from embodied.envs.mujoco.warp.pool import WarpPool
 from embodied.runtime import threads
 
 TASK = "pick_place"

@@ -14,7 +14,8 @@ from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
 P = ParamSpec("P")
 R = TypeVar("R")
 RECORDING = threading.Lock()
-"""Held while a graph is recorded. CUDA then refuses to wait for the whole device, and Warp to start a graph."""
+"""Held while a graph is recorded. CUDA then refuses to wait for the whole device and to draw random numbers on it, and
+Warp to start a graph."""
 MAX_GRAPHS = 4  # of one function: each keeps its memory
 
 

@@ -135,6 +135,18 @@ class EpisodicEnv(VecEnv):
             raise ValueError("step before the first reset: call reset(sampler) first")
         action_NEA = checked_chunk(torch.as_tensor(action, device=self.device), self.spec.action, self.num_envs)
         chunks = Chunks(action_NEA, self._once)
+        self.run_chunks(chunks)
+        ended, episodes = chunks.ended_N.nonzero().squeeze(-1), self._nobody
+        if len(ended) and self.autoreset:
+            episodes = self._renew(ended, chunks)
+        elif len(ended):
+            episodes = self._statistics(ended, chunks.info)
+            self.waiting_N |= chunks.ended_N
+        return self._timestep(chunks, episodes)
+
+    def run_chunks(self, chunks: Chunks) -> None:
+        """Execute chunks control step by control step, and keep their results and the last observations."""
+        action_NEA = chunks.action_NEA
         alive_N = ~self.waiting_N if bool(self.waiting_N.any()) else None  # None: all are
         for e in range(action_NEA.shape[1]):
             ids = None if alive_N is None else alive_N.nonzero().squeeze(-1).cpu().numpy()
@@ -147,13 +159,6 @@ class EpisodicEnv(VecEnv):
             if ended_N is not None:
                 self._keep_final(ended_N.nonzero().squeeze(-1))
                 alive_N = ~ended_N if alive_N is None else alive_N & ~ended_N
-        ended, episodes = chunks.ended_N.nonzero().squeeze(-1), self._nobody
-        if len(ended) and self.autoreset:
-            episodes = self._renew(ended, chunks)
-        elif len(ended):
-            episodes = self._statistics(ended, chunks.info)
-            self.waiting_N |= chunks.ended_N
-        return self._timestep(chunks, episodes)
 
     def episode_state(self) -> dict[str, Tensor]:
         """Return plans and counters of the present episodes, as a part of ``state_dict``."""

@@ -211,9 +211,11 @@ def _attention(attention: Any, query: Tensor, key: Tensor, value: Tensor, bias: 
     few = queries <= MAX_UNFUSED_QUERIES if key.is_cuda else key.shape[2] <= MAX_UNFUSED_TOKENS
     if not few:
         return F.scaled_dot_product_attention(query, key, value, attn_mask=bias, scale=attention.scaling)
-    bias = bias.expand(-1, query.shape[1], query.shape[2], -1).flatten(0, 1)
-    scores = torch.baddbmm(bias, query.flatten(0, 1), key.flatten(0, 1).transpose(1, 2), alpha=attention.scaling)
-    return torch.bmm(scores.softmax(-1).to(value.dtype), value.flatten(0, 1)).view(query.shape)
+    bias = bias.expand(-1, query.shape[1], query.shape[2], -1)
+    with torch.autocast(query.device.type, enabled=False):  # scores in bfloat16 would depend on the number of rows
+        bias, wide, keys, values = (x.flatten(0, 1).float() for x in (bias, query, key, value))
+        scores = torch.baddbmm(bias, wide, keys.transpose(1, 2), alpha=attention.scaling)
+        return torch.bmm(scores.softmax(-1), values).to(query.dtype).view(query.shape)
 
 
 def _rms_norm(norm: Any, x: Tensor, dtype: torch.dtype | None = None) -> Tensor:

@@ -1,24 +1,16 @@
 """Our tasks on MuJoCo Warp (``sim=warp``), on a GPU or slowly on the CPU, with every tensor on one device.
 
-    forward()   replay FIRST: positions, contacts, sensors, velocities
-    step(n)     replay SECOND, FIRST n times: forces, constraints, integration, and the next state's first half
-    advance     replay ACTUATE: controls of the actions; step(substeps); replay READ: rewards, ends, what broke
+    chunk of actions ─► each control step: ACTUATE (controls of the action) ─► WarpBatch.step ─► COUNT (rewards, ends)
 
-All of these are graphs of kernels that the first uses record. So all observed quantities are current after each step.
-All envs are stepped together, including those that wait for their next episode, whose results are ignored. Warp and
-torch use one stream, so neither waits for the other. Only this file uses mujoco_warp, and it imports it when a batch is
-built.
+On a GPU both are recorded kernels, and the host waits once per chunk. All envs are stepped together, including those
+that wait for their next episode, whose results are ignored.
 """
 
-import copy
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
 from pathlib import Path
-from typing import Any
 
-import mujoco
 import numpy as np
 import torch
 from mujoco.batch import Batch
@@ -28,11 +20,11 @@ from torch import Tensor
 from embodied.core.contract import check_state
 from embodied.core.device import CPU, resolve_device
 from embodied.core.episodes import EpisodePlans, EpisodeSampler, Ints
-from embodied.core.errors import UserError, one_line
-from embodied.core.graphs import RECORDING, Recorded
+from embodied.core.errors import UserError
+from embodied.core.graphs import Recorded
 from embodied.core.spec import CameraSpec
 from embodied.core.types import Obs
-from embodied.envs.base.episodic import Advance, EpisodicEnv
+from embodied.envs.base.episodic import Advance, Chunks, EpisodicEnv
 from embodied.envs.episodes.seeding import EpisodeRng
 from embodied.envs.mujoco.config import WarpConfig
 from embodied.envs.mujoco.pool import MAX_SPEED, StateDumps, pack_terms, step_result
@@ -41,140 +33,12 @@ from embodied.envs.mujoco.randomization.randomizer import Fields, Randomizer
 from embodied.envs.mujoco.randomization.terms import QUANTITIES
 from embodied.envs.mujoco.view import View
 from embodied.envs.mujoco.viewer import FRONT, Viewer
+from embodied.envs.mujoco.warp.batch import INSTALL as INSTALL
+from embodied.envs.mujoco.warp.batch import WarpBatch
 from embodied.envs.mujoco.warp.randomization import DeviceFields, DeviceRng
 from embodied.envs.tasks.base import Task, task_spec
 
 log = logging.getLogger(__name__)
-INSTALL = "pip install -c constraints.txt -e '.[warp]'"
-STATE = ("time", "qpos", "qvel", "act", "history", "plastic", "ctrl", "mocap_pos", "mocap_quat", "qacc_warmstart")
-"""Fields from which a simulation continues; all others follow from them."""
-OFF_AT_ZERO = ("geom_adhesion", "geom_surfacevel")
-"""Fields that MuJoCo Warp ignores if they are 0 in the model that it gets."""
-
-
-class WarpBatch:
-    """Simulations of one model, float32 on ``device``; see ``base.Simulations``. The first use may compile: a minute.
-
-    max_contacts: mean number per env. max_constraints: largest number of rows per env. UserError if MuJoCo Warp is not
-    installed or cannot simulate the model.
-    """
-
-    def __init__(
-        self, model: mujoco.MjModel, nsim: int, device: torch.device, max_contacts: int, max_constraints: int
-    ) -> None:
-        try:
-            import warp
-
-            warp.config.log_level = warp.LOG_ERROR  # it writes nothing to stdout
-            warp.init()
-            import mujoco_warp as engine
-        except ModuleNotFoundError as error:
-            raise UserError(f"sim=warp needs MuJoCo Warp, which is not installed: {INSTALL}") from error
-        self._warp, self._engine = warp, engine
-        self.model, self.nsim, self.device = model, nsim, device
-        self._device = warp.device_from_torch(device)
-        supported = copy.copy(model)
-        supported.opt.disableflags &= ~int(mujoco.mjtDisableBit.mjDSBL_AUTORESET)  # Warp refuses the flag
-        with RECORDING, warp.ScopedDevice(self._device):
-            try:
-                self._model = engine.put_model(supported)
-            except NotImplementedError as error:
-                raise UserError(f"sim=warp cannot simulate this task: {one_line(error)}") from error
-            self._model.opt.warn_overflow = 0  # it would print to stdout; ``WarpGuard`` reports it
-            self._data = engine.make_data(model, nworld=nsim, nconmax=max_contacts, njmax=max_constraints)
-        overflow = engine.OverflowType
-        self.no_room = int(overflow.NEFC | overflow.NJMAX_NNZ | overflow.BROADPHASE | overflow.NARROWPHASE)
-        self.overflow_N = self.bind("overflow")
-        self._state = {name: self.bind(name) for name in STATE if getattr(self._data, name).size}
-        self._mocaps = torch.from_numpy(model.body_mocapid >= 0).to(device)
-        initial, self._varying = mujoco.MjData(model), dict[str, Tensor]()
-        self._initial = {name: torch.tensor(getattr(initial, name), device=device).float() for name in self._state}
-        self.reset(torch.arange(nsim, device=device))
-
-    def bind(self, name: str) -> Tensor:
-        """Return the live array of a field of ``MjData``, [N, ...], laid out as ``mujoco.batch.Batch`` does."""
-        array: Tensor = self._warp.to_torch(getattr(self._data, name))
-        return array.flatten(-2) if array.ndim == 4 else array  # rotation matrices by rows
-
-    def can_vary(self, name: str) -> bool:
-        """Return whether a field of the model can differ between simulations."""
-        if name in OFF_AT_ZERO and not getattr(self.model, name).any():
-            return False
-        field = self._model.__dataclass_fields__.get(name)
-        return field is not None and getattr(field.type, "shape", ())[:1] == ("*",)
-
-    def expand(self, name: str) -> Tensor:
-        """Return the live values of a field of the model, [N, ...], one for each simulation from now on.
-
-        UserError if MuJoCo Warp has one value for all. Call it before the first step, which records addresses.
-        """
-        if name not in self._varying:
-            if not self.can_vary(name):
-                raise UserError(f"sim=warp: the task varies {name} between envs, which only sim=mujoco can simulate")
-            assert "_halves" not in vars(self), f"{name} is expanded after the kernels were recorded"
-            shared, to_torch = getattr(self._model, name), self._warp.to_torch
-            array = self._warp.empty((self.nsim, *shared.shape[1:]), dtype=shared.dtype, device=self._device)
-            to_torch(array).copy_(to_torch(shared))
-            setattr(self._model, name, array)
-            self._varying[name] = to_torch(array).view(self.nsim, *getattr(self.model, name).shape)
-        return self._varying[name]
-
-    def reset(self, rows: Tensor) -> None:
-        """Put envs ``rows`` [n] into the model's initial state. ``forward`` must follow."""
-        for name, values in self._state.items():
-            values[rows] = self._initial[name]
-        for part in ("pos", "quat"):
-            if f"body_{part}" in self._varying and f"mocap_{part}" in self._state:
-                self._state[f"mocap_{part}"][rows] = self._varying[f"body_{part}"][rows][:, self._mocaps]
-        self.overflow_N[rows] = 0
-
-    def forward(self) -> None:
-        """Compute the derived quantities of all envs from their states."""
-        self._replay(self._halves[:1])
-
-    def step(self, nstep: int) -> None:
-        """Make ``nstep`` steps of physics in all envs."""
-        self._replay(self._halves[::-1] * nstep)
-
-    @property
-    def state(self) -> Tensor:
-        """The fields ``STATE`` of every env in a row, a copy, [N, S]."""
-        return torch.cat([values.reshape(self.nsim, -1) for values in self._state.values()], -1)
-
-    def load_state(self, state: Tensor) -> None:
-        """Continue from ``state``, [N, S] on any device. ``forward`` must follow."""
-        sizes = [values[0].numel() for values in self._state.values()]
-        for values, part in zip(self._state.values(), state.split(sizes, -1), strict=True):
-            values.copy_(part.view_as(values))
-        self.overflow_N.zero_()
-
-    @cached_property
-    def _halves(self) -> list[Any]:
-        """Graphs of the kernels of the first and the second half of a step."""
-        before, graphs = self.state, []
-        with RECORDING, self._warp.ScopedDevice(self._device):
-            # a stream that the default stream does not wait for: CUDA refuses all use of the default stream, by any
-            # thread, while a stream that it waits for is recorded
-            aside = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
-            stream = None if aside is None else self._warp.stream_from_torch(aside)
-            self._warp.synchronize_device(self._device)
-            for half in (self._engine.step1, self._engine.step2):
-                with self._warp.ScopedStream(stream):
-                    half(self._model, self._data)  # compiles the kernels
-                    with self._warp.ScopedCapture(device=self._device) as capture:
-                        half(self._model, self._data)
-                graphs.append(capture.graph)
-            self._warp.synchronize_device(self._device)
-        self.load_state(before)
-        return graphs
-
-    def _replay(self, graphs: list[Any]) -> None:
-        """Start graphs on torch's present stream: they run after and before what torch starts there."""
-        with RECORDING:  # a graph that is started while another thread records crashes
-            on_gpu = self.device.type == "cuda"
-            stream = self._warp.stream_from_torch(torch.cuda.current_stream(self.device)) if on_gpu else None
-            for graph in graphs:
-                self._warp.capture_launch(graph, stream=stream)
 
 
 class WarpPool(EpisodicEnv):
@@ -222,8 +86,11 @@ class WarpPool(EpisodicEnv):
         self._made_N = np.zeros(num_envs, dtype=np.int64)  # control steps of the present episodes, without a wait
         fixed = not any(term.field in QUANTITIES for term in terms.values())  # delays and noise have state of their own
         device = self.device if fixed and vars(type(task)).get("recordable") else CPU
-        self._actuate = Recorded(self._write_controls, device)
-        self._read, self._observe = Recorded(self._read_result, device), Recorded(self._read_obs, device)
+        self._observe = Recorded(self._read_obs, device)
+        self._open, self._actuate = Recorded(self._open_chunks, device), Recorded(self._write_controls, device)
+        self._count_step = Recorded(self._count_alive, device)
+        self._so_far = Chunks(torch.zeros(num_envs, 1, 1, device=self.device), self._once)  # what they have counted
+        self._alive_N, self._broken_N = torch.zeros_like(self.waiting_N), torch.zeros_like(self.waiting_N)
 
     def start(self, ids: Ints, plans: EpisodePlans) -> None:
         rng, held = EpisodeRng(plans.seed_n, plans.number_n), plans.stage_n == 1
@@ -245,18 +112,75 @@ class WarpPool(EpisodicEnv):
         if self.model.nplastic:  # springs were relaxed: their forces belong to the first half
             self.batch.forward()
 
-    def advance(self, action_NA: Tensor, ids: Ints | None) -> Advance:
-        self._change(ids)
-        self._actuate(action_NA)
-        self.batch.step(self.substeps)
-        reward_N, outcomes, failed_N, broken_N, any_broken = self._read()
-        broken_n = None
-        if bool(any_broken):
-            self.guard.renew(broken_n := broken_N.nonzero().squeeze(-1))
-            reward_N, outcomes, failed_N = self._read()[:3]
+    def run_chunks(self, chunks: Chunks) -> None:
+        """Execute chunks; wait for the device once, at their end."""
+        self._open()
+        ids = None
+        for e in range(chunks.action_NEA.shape[1]):
+            if self.randomizer.intervals:
+                ids = self._alive_N.nonzero().squeeze(-1).cpu().numpy()
+                self._change(ids)
+            self._actuate(chunks.action_NEA.select(1, e))
+            self.batch.step(self.substeps)
+            chunks.reward_NE[:, e] = self._count_step()
+            self.non_model.moved()
+            if self.on_control_step is not None:
+                self.view.changed()
+                self.on_control_step(self)
+        so_far = self._so_far
+        if bool(self._broken_N.any()):
+            chunks.broken_N = self._broken_N.clone()
+            rows = chunks.broken_N.nonzero().squeeze(-1)
+            self.guard.renew(rows)
+            for key, value in self.observe().items():
+                self._final[key][rows] = value[rows]
         self.view.changed()
-        self.non_model.moved()
-        return Advance(reward_N, outcomes, failed_N, broken_n)
+        chunks.num_steps_N = so_far.num_steps_N.clone()
+        chunks.ended_N, chunks.terminated_N = so_far.ended_N.clone(), so_far.terminated_N.clone()
+        chunks.info = {name: outcome_N.clone() for name, outcome_N in so_far.info.items()}
+
+    def advance(self, action_NA: Tensor, ids: Ints | None) -> Advance:
+        raise NotImplementedError("run_chunks makes all control steps of a chunk")
+
+    def _open_chunks(self) -> None:
+        so_far = self._so_far
+        for counted_N in (
+            so_far.num_steps_N,
+            so_far.ended_N,
+            so_far.terminated_N,
+            self._broken_N,
+            *so_far.info.values(),
+        ):
+            counted_N.zero_()
+        self._alive_N.copy_(~self.waiting_N)
+
+    def _count_alive(self) -> Tensor:
+        """Count a control step of the envs whose episodes go on; return their rewards, [N]."""
+        self.view.changed()
+        result, so_far, alive_N = step_result(self.task, None), self._so_far, self._alive_N
+        broken_N = self.guard.broken_N() & alive_N
+        counted_N = alive_N & ~broken_N  # a diverged state has neither reward nor outcome
+        reward_N = torch.where(counted_N, result.reward_N, 0.0)
+        for name, outcome_N in result.outcomes.items():
+            held_N, latest_N = outcome_N & counted_N, so_far.info[name]
+            latest_N.copy_(torch.where(alive_N, held_N, latest_N))
+            self._once[name] |= held_N
+        self._return_N += reward_N
+        so_far.num_steps_N += alive_N
+        self.steps_left_N -= alive_N.long()
+        ended_N = self.steps_left_N <= 0
+        if result.failed_N is not None:
+            ended_N |= result.failed_N
+            so_far.terminated_N |= result.failed_N & counted_N
+        ended_N = (ended_N | broken_N) & alive_N
+        so_far.ended_N |= ended_N
+        self._broken_N |= broken_N
+        for key, value in self._read_obs().items():
+            if key not in self._final:
+                self._final[key] = torch.zeros_like(value)
+            self._final[key].copy_(torch.where(ended_N.unsqueeze(-1), value, self._final[key]))
+        self._alive_N &= ~ended_N
+        return reward_N
 
     def _begin(self, ids: Ints) -> None:
         """Bring the present models and random numbers of envs ``ids`` to the device."""
@@ -282,14 +206,8 @@ class WarpPool(EpisodicEnv):
         return obs if ids is None else {key: value[self._on_device(ids)] for key, value in obs.items()}
 
     def _write_controls(self, action_NA: Tensor) -> None:
-        self.guard.remember()
+        self.guard.remember(self._broken_N)
         self.arm.apply(action_NA, self.non_model.measured())
-
-    def _read_result(self) -> tuple[Tensor, dict[str, Tensor], Tensor | None, Tensor, Tensor]:
-        """Return reward, outcomes and failures of the present state, which envs are broken, and whether any is."""
-        self.view.changed()
-        result, broken_N = step_result(self.task, None), self.guard.broken_N()
-        return result.reward_N, dict(result.outcomes), result.failed_N, broken_N, broken_N.any()
 
     def _read_obs(self) -> Obs:
         self.view.changed()
@@ -341,9 +259,9 @@ class WarpGuard(StateDumps):
         super().__init__(dump_dir)
         self.batch, self.qvel, self.before = batch, batch.bind("qvel"), batch.state
 
-    def remember(self) -> None:
-        """Copy the state that the next step starts from."""
-        self.before.copy_(self.batch.state)
+    def remember(self, broken_N: Tensor) -> None:
+        """Copy the states that the next step starts from, but for envs that are broken already."""
+        self.before.copy_(torch.where(broken_N.unsqueeze(-1), self.before, self.batch.state))
 
     def full_N(self) -> Tensor:
         """Return which envs had no memory for all contacts since their reset, bool [N]."""
