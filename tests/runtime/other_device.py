@@ -7,6 +7,7 @@ allows one such device per process, and libraries may pick it, so tests start a 
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -32,7 +33,7 @@ class Transfer(NamedTuple):
 
 
 TRANSFERS: list[Transfer] = []
-_recording = False
+_here = threading.local()  # ``recording``: whether this thread records
 
 
 def behind(tensor: Tensor) -> Tensor:
@@ -45,12 +46,11 @@ def behind(tensor: Tensor) -> Tensor:
 @contextmanager
 def recording() -> Iterator[None]:
     """Refuse what a CUDA graph cannot record: operations that wait for the device, and tensors from the CPU."""
-    global _recording
-    _recording = True
+    _here.recording = True
     try:
         yield
     finally:
-        _recording = False
+        _here.recording = False
 
 
 def _called(recorded: Recorded[Any, Any], *args: Any) -> Any:
@@ -93,7 +93,7 @@ fallback = torch.library.Library("_", "IMPL")
 
 def _run(operation: Any, *args: Any, **kwargs: Any) -> Any:
     """Run an operation on the tensors behind; one that works in place returns its own argument."""
-    if _recording:
+    if getattr(_here, "recording", False):
         masks = (
             [i for i in args[1] if i is not None and i.dtype == torch.bool]
             if operation._schema.name in INDEXING
@@ -141,7 +141,7 @@ def _copy(source: Tensor, destination: Tensor, non_blocking: bool = False) -> Te
     inner = [behind(tensor) if tensor.device.type == NAME else tensor for tensor in (source, destination)]
     inner[1].copy_(inner[0])
     if source.device != destination.device:
-        if _recording:
+        if getattr(_here, "recording", False):
             raise RuntimeError("a transfer between CPU and device while it records")
         TRANSFERS.append(Transfer(tuple(source.shape), destination.device.type))
     return destination
