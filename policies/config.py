@@ -206,9 +206,10 @@ class VLAConfig(ChainConfig, CameraConfig):
     """Rank of LoRA on the attention of the action expert; 0: all weights of the expert are trained."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Type of the weights of vision and language; bfloat16 needs both to be frozen."""
-    expert_dtype: Literal["float32", "bfloat16"] = "float32"
-    """Type of the matrix products of the action expert. Its weights, their optimiser and the sums of its layers stay
-    float32. bfloat16 is several times as fast on a GPU; recorded log-probabilities are then known to about 0.01."""
+    expert_dtype: Literal["float32", "tfloat32", "bfloat16"] = "float32"
+    """Type of the matrix products of the action expert; its weights, their optimiser and the sums of its layers stay
+    float32. On a GPU the others are faster (docs/gpu.md). With bfloat16 the log-probability of a decision moves by up
+    to 0.1 with the number of decisions that are computed together. tfloat32 holds for the whole process."""
     compile: bool = False
     """Compile the action expert by torch.compile."""
     prefix_cache_mb: NonNegativeInt = 1024

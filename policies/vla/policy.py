@@ -101,6 +101,8 @@ class VLAPolicy(FlowChains):
         self.prefix_dtype = getattr(torch, config.dtype)
         if self.frozen:
             vlm.to(self.prefix_dtype)
+        if config.expert_dtype == "tfloat32":
+            torch.backends.cuda.matmul.allow_tf32 = True
 
     # -- the network ---------------------------------------------------------------------------------------------------
 

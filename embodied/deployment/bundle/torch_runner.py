@@ -21,6 +21,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from embodied.core.errors import UserError, one_line
+from embodied.core.graphs import Recorded
 from embodied.core.policy import Policy
 from embodied.core.spec import Box, EnvSpec
 from embodied.deployment.bundle.description import POLICY_FILE
@@ -112,10 +113,11 @@ class TorchRunner:
         if {name: value.shape for name, value in statistics.items()} != {n: v.shape for n, v in needed.items()}:
             raise UserError(f"{path / STATISTICS_FILE} does not fit this version of the code, or this policy")
         policy.load_state_dict(statistics, strict=False)
-        self._plan = PhysicalPlan(policy, spec, tuple(self.inputs.shapes)).eval().to(self.device)
+        plan = PhysicalPlan(policy, spec, tuple(self.inputs.shapes)).eval().to(self.device)
+        self._names, self._plan = plan.names, Recorded(plan.forward, self.device)
 
     def plan(self, inputs: Mapping[str, NDArray[Any]]) -> NDArray[np.float32]:
         checked = self.inputs.check(inputs)
         with torch.no_grad():
-            chunk = self._plan(*(torch.from_numpy(checked[name]).to(self.device) for name in self._plan.names))
+            chunk = self._plan(*(torch.from_numpy(checked[name]).to(self.device) for name in self._names))
         return self.inputs.check_chunk(chunk.float().cpu().numpy(), len(checked["state"]))
