@@ -17,6 +17,8 @@ class GRPO(PPO):
 
     config: GRPOConfig
 
+    recordable = True
+
     def estimate(self, fragment: Fragment, log_rho_TN: Tensor, valid_TN: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return the advantages in the groups; mask groups and decisions that cannot be compared."""
         advantage_N, compared_TN = returns.group_relative(fragment, self.config.group_size)

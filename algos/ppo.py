@@ -47,6 +47,8 @@ class PPO(Algorithm):
     ``learners``: see ``embodied.core.algorithm.Algorithm``; every use is a call of algos/sharing.py.
     """
 
+    recordable = True
+
     def __init__(self, policy: Policy, config: PPOConfig, *, seed: int, device: torch.device) -> None:
         self.policy = policy.to(device)
         self.config = config
@@ -57,7 +59,7 @@ class PPO(Algorithm):
         self.deployed = policy.duplicate().requires_grad_(False) if config.ema_decay > 0 else policy
         self._generator = torch.Generator().manual_seed(seed)
         small = sum(parameter.numel() for parameter in policy.parameters()) <= MAX_RECORDED
-        self._differentiate = Recorded(self._gradients, device if small else CPU)
+        self._differentiate = Recorded(self._gradients, device if small else CPU, self, policy)
         self.learners: ProcessGroup = SINGLE_PROCESS
         self._value_unit = torch.ones((), device=device)  # read by recorded kernels
 

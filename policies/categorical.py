@@ -29,6 +29,7 @@ class CategoricalPolicy(ActorCritic):
     With cameras, the logits also depend on their images (``images.<camera>`` uint8 [N, h, w, 3]).
     """
 
+    recordable = True
     action_spaces: ClassVar[tuple[type, ...]] = (Discrete, MultiDiscrete)
     must_match = ("activation", "cameras", "grey")
 

@@ -20,6 +20,7 @@ class DSRLPolicy(GaussianChunk):
     gives the executed actions. PPO trains the actor; the paper uses an off-policy critic.
     """
 
+    recordable = True
     must_match = ("activation", "prediction", "denoise_steps")
     wraps = "base."
 

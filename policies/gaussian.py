@@ -77,6 +77,7 @@ class GaussianPolicy(GaussianChunk):
     (``images.<camera>`` uint8 [N, h, w, 3]).
     """
 
+    recordable = True
     must_match = ("activation", "cameras", "grey")
     not_imitated = ("critic.", "bounded_std.")
 

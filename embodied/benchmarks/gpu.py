@@ -172,7 +172,7 @@ def pi0(report: Report, device: torch.device, short: bool) -> None:
     with device:  # to draw 2.7 billion numbers takes half a minute on a CPU
         policy = make_policy(config, spec)
     policy = policy.to(device).eval()
-    act = Recorded(partial(vars_of_act, policy), device)  # as the actor server does
+    act = Recorded(partial(vars_of_act, policy), device, policy)  # as the actor server does
     report.add("pi0_parameters", sum(weight.numel() for weight in policy.parameters()), "parameters", **words)
 
     def observed(rows: int) -> Obs:

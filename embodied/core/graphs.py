@@ -27,12 +27,16 @@ class Recorded(Generic[P, R]):
     writes must be in tensors that keep their addresses. The result is a copy. Not for several threads at once.
 
     On a CPU the function is called as it is, and so it is on a GPU with ``MAX_GRAPHS`` other shapes before.
+
+    owners: objects whose methods the function calls. It is recorded only if the class of each says so by ``recordable =
+    True``, which classes do not inherit: what a subclass adds need not keep to the above.
     """
 
-    def __init__(self, function: Callable[P, R], device: torch.device) -> None:
+    def __init__(self, function: Callable[P, R], device: torch.device, *owners: object) -> None:
         self.function, self.device = function, device
         self._graphs: dict[Hashable, _Graph | None] = {}  # by shapes; None after the first call
-        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        records = device.type == "cuda" and all(vars(type(owner)).get("recordable") for owner in owners)
+        self._stream = torch.cuda.Stream(device) if records else None
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         if self._stream is None:

@@ -52,8 +52,7 @@ class Task:
     held_object: str | None = None
     """Body that is in the hand where an episode starts from the stage ``held``; None: there is no such stage."""
     recordable = False
-    """Whether rewards, outcomes and observations never wait for the device and keep their state in tensors with fixed
-    addresses. A GPU then replays their kernels (``core.graphs.Recorded``). Subclasses say it for themselves."""
+    """Whether a GPU may record rewards, outcomes, failures and observations (``core.graphs.Recorded``)."""
     half_width_m: float | Tensor
     """Distance from the centre of ``held_object`` to each finger, a number or [N]; set by ``bind``."""
     config: TaskConfig

@@ -97,6 +97,7 @@ class FlowPolicy(FlowChains):
     step's sigma, and RL from scratch starts like PPO with a Gaussian policy. ``prediction: velocity`` is as in π0.
     """
 
+    recordable = True
     must_match = ("activation", "prediction")
     not_imitated = ("critic.", "noise_network.")
 

@@ -49,6 +49,7 @@ class VLAPolicy(FlowChains):
     are frozen, ``precompute`` puts it into the observations, so that the epochs of an update do not recompute it.
     """
 
+    recordable = True
     must_match = ("activation", "cameras")
     not_imitated = ("critic.", "noise_network.")
     optional_suffixes = (".lora_a", ".lora_b")

@@ -114,7 +114,7 @@ class TorchRunner:
             raise UserError(f"{path / STATISTICS_FILE} does not fit this version of the code, or this policy")
         policy.load_state_dict(statistics, strict=False)
         plan = PhysicalPlan(policy, spec, tuple(self.inputs.shapes)).eval().to(self.device)
-        self._names, self._plan = plan.names, Recorded(plan.forward, self.device)
+        self._names, self._plan = plan.names, Recorded(plan.forward, self.device, policy)
 
     def plan(self, inputs: Mapping[str, NDArray[Any]]) -> NDArray[np.float32]:
         checked = self.inputs.check(inputs)

@@ -77,7 +77,7 @@ class ActorServer:
         self.version = -1  # of the loaded weights; -1 loads all tensors at the next ``act``
         self.track = Track(f"actor server {index}", "wait_requests")
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" and not resident else None
-        self._act = Recorded(self._draw, device)
+        self._act = Recorded(self._draw, device, policy)
 
     @torch.no_grad()
     def act(self, requests: Sequence[ActRequest]) -> list[ActReply]:

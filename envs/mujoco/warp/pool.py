@@ -85,10 +85,13 @@ class WarpPool(EpisodicEnv):
         self._model_seed_N = np.full(num_envs, -1, dtype=np.int64)  # env seed that each model was randomised with
         self._made_N = np.zeros(num_envs, dtype=np.int64)  # control steps of the present episodes, without a wait
         fixed = not any(term.field in QUANTITIES for term in terms.values())  # delays and noise have state of their own
-        device = self.device if fixed and vars(type(task)).get("recordable") else CPU
-        self._observe = Recorded(self._read_obs, device)
-        self._open, self._actuate = Recorded(self._open_chunks, device), Recorded(self._write_controls, device)
-        self._count_step = Recorded(self._count_alive, device)
+        device = self.device if fixed else CPU
+        self._observe = Recorded(self._read_obs, device, task)
+        self._open, self._actuate = (
+            Recorded(self._open_chunks, device, task),
+            Recorded(self._write_controls, device, task),
+        )
+        self._count_step = Recorded(self._count_alive, device, task)
         self._so_far = Chunks(torch.zeros(num_envs, 1, 1, device=self.device), self._once)  # what they have counted
         self._alive_N, self._broken_N = torch.zeros_like(self.waiting_N), torch.zeros_like(self.waiting_N)
 
