@@ -27,13 +27,8 @@ def solve_spd(matrix: np.ndarray, rhs: np.ndarray) -> np.ndarray:
     matrix [d, d, n], rhs [d, n] -> [d, n]. Such matrices need no pivoting. With the batch last every operation is
     vectorised over n, several times faster than a LAPACK call per 6 x 6 system.
     """
-    solution: np.ndarray = eliminate(np.concatenate([matrix, rhs[:, None]], axis=1))
-    return solution
-
-
-def eliminate(augmented: AnyArray) -> AnyArray:
-    """Return x [d, n] of ``solve_spd`` for A and b side by side, [d, d + 1, n], which are overwritten."""
-    d = len(augmented)
+    d = len(matrix)
+    augmented = np.concatenate([matrix, rhs[:, None]], axis=1)
     for k in range(d):
         rest = augmented[:, k + 1 :]  # columns up to k are the identity's by now and not read again
         pivot_row = rest[k] / augmented[k, k]

@@ -15,7 +15,7 @@ import torch
 from mujoco.batch import Batch
 from torch import Tensor
 
-from embodied.core.arm import ArmLaw, Chain, ToolPose, cross, eliminate
+from embodied.core.arm import ArmLaw, Chain, ToolPose, cross
 from embodied.core.errors import UserError
 from embodied.envs.mujoco.config import ControlConfig
 from embodied.envs.mujoco.robots.base import Measurement, Simulations, live
@@ -227,9 +227,12 @@ def damped_least_squares(jacobian_6JN: Tensor, twist_6N: Tensor, prior_JN: Tenso
     Sums and elimination are written out: a matrix product's order of summation may depend on N, and a GPU cannot record
     a solver that waits for it.
     """
-    gram_66N = (jacobian_6JN[:, None] * jacobian_6JN).sum(2)
-    gram_66N.diagonal().add_(damping**2)
+    eye_66 = torch.eye(6, dtype=jacobian_6JN.dtype, device=jacobian_6JN.device)
+    gram_66N = (jacobian_6JN[:, None] * jacobian_6JN).sum(2) + damping**2 * eye_66[..., None]
     residual_6N = twist_6N - (jacobian_6JN * prior_JN).sum(1)
-    weight_6N = eliminate(torch.cat([gram_66N, residual_6N[:, None]], 1))
-    displacement_JN: Tensor = prior_JN + (jacobian_6JN * weight_6N[:, None]).sum(0)
+    system_67N = torch.cat([gram_66N, residual_6N[:, None]], 1)
+    for k in range(6):  # Gauss-Jordan, as in ``embodied.core.arm.solve_spd``
+        pivot_7N = system_67N[k] / system_67N[k, k]
+        system_67N = system_67N - (system_67N[:, k] - eye_66[:, k, None])[:, None] * pivot_7N
+    displacement_JN: Tensor = prior_JN + (jacobian_6JN * system_67N[:, None, 6]).sum(0)
     return displacement_JN
