@@ -8,8 +8,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from embodied.algos.config import PPOConfig
+from embodied.algos.ppo import PPO
 from embodied.core.device import CPU
 from embodied.core.graphs import MAX_GRAPHS, Recorded
+from embodied.policies import FlowConfig, FlowPolicy
+from tests.algos.fragments import FLOW, SPEC, rollout
 
 gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device and a build of torch for it")
 Parts = dict[str, Tensor]
@@ -69,3 +73,23 @@ def test_threads_record_while_others_compute() -> None:
     for thread in threads:
         thread.join()
     assert not failed
+
+
+class PlainPPO(PPO):
+    """Not recorded, because it does not say that it can be."""
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda:0", marks=gpu)])
+def test_ten_recorded_updates_are_the_plain_ones(device: str) -> None:
+    weights, rates = [], []
+    for kind in (PPO, PlainPPO):
+        torch.manual_seed(0)
+        policy = FlowPolicy(SPEC, FlowConfig(scale_values=True, **FLOW))
+        fragments = [rollout(policy, seed=seed, version=seed) for seed in range(10)]
+        algorithm = kind(policy, PPOConfig(desired_kl=0.003), seed=0, device=torch.device(device))
+        metrics = [algorithm.update([fragment], version) for version, fragment in enumerate(fragments)]
+        rates.append([row["train/learning_rate"] for row in metrics])
+        weights.append([weight.cpu() for weight in policy.state_dict().values()])
+    assert len(set(rates[0])) > 3
+    torch.testing.assert_close(rates[0], rates[1])
+    torch.testing.assert_close(weights[0], weights[1], rtol=1e-4, atol=1e-5)

@@ -22,6 +22,7 @@ from embodied.core.types import Timestep
 from embodied.envs import FAMILIES, MujocoPool, make_sampler
 from embodied.envs.checks.conformance import check_env
 from embodied.envs.episodes.seeding import EpisodeRng
+from embodied.envs.mujoco.warp.batch import check_memory, num_bytes
 from embodied.envs.mujoco.warp.pool import INSTALL, WarpConfig, WarpPool
 from embodied.envs.mujoco.warp.randomization import DeviceRng
 from embodied.envs.registry import sim_options
@@ -314,3 +315,17 @@ def test_without_warp_the_error_says_how_to_install_it(monkeypatch: pytest.Monke
     family = FAMILIES["mujoco"].build()
     with pytest.raises(UserError, match=r"not installed: pip install .*\[warp\]"):
         family.make("reach", family.task_config("reach")(), num_envs=1, num_threads=1, sim=WarpConfig(device="cpu"))
+
+
+@kernels
+def test_a_number_of_envs_that_does_not_fit_names_one_that_does() -> None:
+    pytest.importorskip("mujoco_warp", reason=INSTALL)
+    import mujoco_warp
+
+    model = shared("lift").model
+    sizes = [num_bytes(mujoco_warp.make_data(model, nworld=num, nconmax=32, njmax=128)) for num in (1, 2, 9)]
+    env_bytes = sizes[1] - sizes[0]
+    assert sizes[2] == pytest.approx(sizes[0] + 8 * env_bytes, rel=0.02)
+    check_memory(9, env_bytes, 9 * env_bytes)
+    with pytest.raises(UserError, match=r"10 envs of sim=warp need .* allowed: at most 9 in a group"):
+        check_memory(10, env_bytes, 9 * env_bytes)

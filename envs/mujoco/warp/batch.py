@@ -9,7 +9,7 @@ step. They run on torch's stream, so neither library waits for the other.
 
 import copy
 import logging
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import mujoco
@@ -25,6 +25,22 @@ STATE = ("time", "qpos", "qvel", "act", "history", "plastic", "ctrl", "mocap_pos
 """Fields from which a simulation continues; all others follow from them."""
 OFF_AT_ZERO = ("geom_adhesion", "geom_surfacevel")
 """Fields that MuJoCo Warp ignores if they are 0 in the model that it gets."""
+
+
+def num_bytes(data: Any) -> int:
+    """Return the memory of the arrays of MuJoCo Warp's ``Data``."""
+    parts = vars(data).values()
+    return sum(
+        part.capacity if hasattr(part, "capacity") else num_bytes(part) for part in parts if hasattr(part, "__dict__")
+    )
+
+
+def check_memory(num_envs: int, env_bytes: int, free_bytes: int) -> None:
+    """Raise UserError if the data of so many envs do not fit."""
+    if num_envs * env_bytes > free_bytes:
+        needed, free, most = num_envs * env_bytes / 1e9, free_bytes / 1e9, free_bytes // env_bytes
+        why = f"{num_envs:,} envs of sim=warp need {needed:.1f} GB of the GPU, {free:.1f} GB are free"
+        raise UserError(f"num_envs: {why}; allowed: at most {most:,} in a group")
 
 
 class WarpBatch:
@@ -56,7 +72,12 @@ class WarpBatch:
             except NotImplementedError as error:
                 raise UserError(f"sim=warp cannot simulate this task: {one_line(error)}") from error
             self._model.opt.warn_overflow = 0  # it would print to stdout; ``WarpGuard`` reports it
-            self._data = engine.make_data(model, nworld=nsim, nconmax=max_contacts, njmax=max_constraints)
+            make_data = partial(engine.make_data, model, nconmax=max_contacts, njmax=max_constraints)
+            if device.type == "cuda":
+                with warp.ScopedDevice("cpu"):
+                    one, two = (num_bytes(make_data(nworld=num)) for num in (1, 2))
+                check_memory(nsim, two - one, torch.cuda.mem_get_info(device)[0])
+            self._data = make_data(nworld=nsim)
         overflow = engine.OverflowType
         self.no_room = int(overflow.NEFC | overflow.NJMAX_NNZ | overflow.BROADPHASE | overflow.NARROWPHASE)
         self.overflow_N = self.bind("overflow")
