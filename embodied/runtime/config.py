@@ -77,7 +77,7 @@ class RuntimeConfig:
         return self.max_staleness if self.order == "arrival" else None
 
     def groups_of_worker(self, on_gpu: bool) -> int:
-        """Return the number of env groups of each worker. on_gpu: whether the actor has a GPU."""
+        """Return the number of env groups of each worker. on_gpu: whether the actor has a GPU of its own."""
         beside = self.separate_processes or (self.overlaps and on_gpu)
         return self.groups_per_worker or (2 if beside and self.max_staleness > 0 else 1)
 

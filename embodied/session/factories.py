@@ -77,7 +77,8 @@ def settled(config: RunConfig) -> RunConfig:
     runtime = config.runtime
     device = device_of(runtime)
     name = device.type if runtime.separate_processes else str(device)
-    groups = runtime.groups_of_worker(device.type == "cuda")
+    beside = getattr(config.sim.options, "device", "cpu") == "cpu"  # a simulator on the GPU would halve its batches
+    groups = runtime.groups_of_worker(device.type == "cuda" and beside)
     return replace(config, runtime=replace(runtime, device=name, groups_per_worker=groups))
 
 

@@ -80,6 +80,7 @@ def test_a_run_keeps_what_auto_meant_and_reads_the_same_elsewhere(
     words = {"task": "reach", "algo": "grpo", "policy": "gaussian", "num_envs": 32, "max_staleness": 1}
     there = settled(compose_run(words))
     assert (there.runtime.device, there.runtime.groups_per_worker) == ("cuda:0", 2)
+    assert settled(compose_run(words | {"sim": "warp"})).runtime.groups_per_worker == 1, "all envs on the GPU at once"
     on_ray = settled(compose_run(words | {"runtime": "ray"}))
     assert (on_ray.runtime.device, on_ray.runtime.groups_per_worker) == ("cuda", 2)
 
