@@ -265,6 +265,16 @@ def test_randomised_episodes_are_those_of_mujoco_and_resume_exactly() -> None:
 
 
 @kernels
+def test_the_last_observation_is_measured_after_the_last_step() -> None:
+    env = make("pick_place", options={"max_episode_steps": 2}, randomization=TERMS)
+    env.autoreset = False
+    env.reset(make_sampler(env))
+    step = env.step(actions(list(range(N)), 2, 4))
+    assert step.truncated_N.all()
+    torch.testing.assert_close(step.final_obs, step.obs, rtol=0, atol=0)
+
+
+@kernels
 def test_pools_of_one_process_have_models_of_their_own() -> None:
     plan, found = actions(list(range(N)), 4, 4), []
     heavy = {"mass": {"field": "body_mass", "names": ["cube"], "range": [3.0, 3.0]}}

@@ -86,12 +86,10 @@ class WarpPool(EpisodicEnv):
         self._made_N = np.zeros(num_envs, dtype=np.int64)  # control steps of the present episodes, without a wait
         fixed = not any(term.field in QUANTITIES for term in terms.values())  # delays and noise have state of their own
         device = self.device if fixed else CPU
-        self._observe = Recorded(self._read_obs, device, task)
-        self._open, self._actuate = (
-            Recorded(self._open_chunks, device, task),
-            Recorded(self._write_controls, device, task),
-        )
+        self._open = Recorded(self._open_chunks, device, task)
+        self._actuate = Recorded(self._write_controls, device, task)
         self._count_step = Recorded(self._count_alive, device, task)
+        self._observe = Recorded(self._read_obs, device, task)
         self._so_far = Chunks(torch.zeros(num_envs, 1, 1, device=self.device), self._once)  # what they have counted
         self._alive_N, self._broken_N = torch.zeros_like(self.waiting_N), torch.zeros_like(self.waiting_N)
 
@@ -126,7 +124,6 @@ class WarpPool(EpisodicEnv):
             self._actuate(chunks.action_NEA.select(1, e))
             self.batch.step(self.substeps)
             chunks.reward_NE[:, e] = self._count_step()
-            self.non_model.moved()
             if self.on_control_step is not None:
                 self.view.changed()
                 self.on_control_step(self)
@@ -147,19 +144,15 @@ class WarpPool(EpisodicEnv):
 
     def _open_chunks(self) -> None:
         so_far = self._so_far
-        for counted_N in (
-            so_far.num_steps_N,
-            so_far.ended_N,
-            so_far.terminated_N,
-            self._broken_N,
-            *so_far.info.values(),
-        ):
-            counted_N.zero_()
+        so_far.num_steps_N.zero_()
+        for flag_N in (so_far.ended_N, so_far.terminated_N, self._broken_N, *so_far.info.values()):
+            flag_N.zero_()
         self._alive_N.copy_(~self.waiting_N)
 
     def _count_alive(self) -> Tensor:
         """Count a control step of the envs whose episodes go on; return their rewards, [N]."""
         self.view.changed()
+        self.non_model.moved()
         result, so_far, alive_N = step_result(self.task, None), self._so_far, self._alive_N
         broken_N = self.guard.broken_N() & alive_N
         counted_N = alive_N & ~broken_N  # a diverged state has neither reward nor outcome
