@@ -170,13 +170,15 @@ def with_device(config: RunConfig, name: str) -> RunConfig:
 
 
 def with_simulator(config: RunConfig, name: str | None) -> RunConfig:
-    """Return a configuration with another simulator and its default options. None and its own change nothing.
+    """Return a configuration with another simulator, its default options and the run's randomisation.
 
-    UserError for a simulator that does not run the task.
+    None and its own change nothing. UserError for a simulator that does not run the task or cannot randomise it.
     """
     if name is None or name == config.sim.name:
         return config
-    return resolve({**to_mapping(config), "sim": {"name": name}})
+    sections = to_mapping(config)
+    terms = sections["sim"].get("randomization")
+    return resolve({**sections, "sim": {"name": name} | ({"randomization": terms} if terms else {})})
 
 
 def resume_run(run_dir: Path, overrides: Mapping[str, Any]) -> RunConfig:

@@ -30,6 +30,8 @@ def test_a_run_trains_resumes_and_is_evaluated_in_both_simulators(tmp_path: Path
     results = {sim: run_eval(*evaluated, f"sim={sim}").result for sim in ("warp", "mujoco")}
     assert {sim: result["sim"] for sim, result in results.items()} == {"warp": "warp", "mujoco": "mujoco"}
     assert results["warp"]["return_mean"] == pytest.approx(results["mujoco"]["return_mean"], abs=1e-3)
+    as_trained = run_eval(*evaluated[:2], "sim=mujoco").result  # another simulator keeps the run's randomisation
+    assert as_trained["return_mean"] != pytest.approx(results["mujoco"]["return_mean"], abs=0.02)
 
 
 @pytest.mark.parametrize(
