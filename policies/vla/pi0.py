@@ -207,8 +207,7 @@ def _attention(attention: Any, query: Tensor, key: Tensor, value: Tensor, bias: 
 
     bias: additive mask that broadcasts to [N, 1, Q, T].
     """
-    queries = query.shape[:3].numel()
-    few = queries <= MAX_UNFUSED_QUERIES if key.is_cuda else key.shape[2] <= MAX_UNFUSED_TOKENS
+    few = query.shape[:3].numel() <= MAX_UNFUSED_QUERIES if key.is_cuda else key.shape[2] <= MAX_UNFUSED_TOKENS
     if not few:
         return F.scaled_dot_product_attention(query, key, value, attn_mask=bias, scale=attention.scaling)
     bias = bias.expand(-1, query.shape[1], query.shape[2], -1)
