@@ -124,7 +124,12 @@ def two_nodes(folder: str) -> None:
         found["spilled"] = until(runtime, lambda metrics: any(Path(folder).rglob("ray_spilled_objects*/*")))
         controller: Any = runtime.controller  # type: ignore[attr-defined]
         head = ray.get_runtime_context().get_node_id()
-        lost = next(name for name in controller.workers if controller.parts[name].built.node != head)
+
+        def away() -> list[Any]:  # the other node's worker may join later
+            return [x for x in controller.workers if (built := controller.parts[x].built) and built.node != head]
+
+        until(runtime, lambda metrics: bool(away()))
+        lost = away()[0]
         nodes.remove_node(second, allow_graceful=False)
         found["lost"] = until(runtime, lambda metrics: controller.supervision.incarnation(lost) > 0)
         found["alone"] = iterate(runtime, 3)[-1].index
