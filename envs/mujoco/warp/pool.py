@@ -116,11 +116,9 @@ class WarpPool(EpisodicEnv):
     def run_chunks(self, chunks: Chunks) -> None:
         """Execute chunks; wait for the device once, at their end."""
         self._open()
-        ids = None
         for e in range(chunks.action_NEA.shape[1]):
             if self.randomizer.intervals:
-                ids = self._alive_N.nonzero().squeeze(-1).cpu().numpy()
-                self._change(ids)
+                self._change(self._alive_N.nonzero().squeeze(-1).cpu().numpy())
             self._actuate(chunks.action_NEA.select(1, e))
             self.batch.step(self.substeps)
             chunks.reward_NE[:, e] = self._count_step()
@@ -171,7 +169,7 @@ class WarpPool(EpisodicEnv):
         ended_N = (ended_N | broken_N) & alive_N
         so_far.ended_N |= ended_N
         self._broken_N |= broken_N
-        for key, value in self._read_obs().items():
+        for key, value in self._packed_obs().items():
             if key not in self._final:
                 self._final[key] = torch.zeros_like(value)
             self._final[key].copy_(torch.where(ended_N.unsqueeze(-1), value, self._final[key]))
@@ -187,14 +185,13 @@ class WarpPool(EpisodicEnv):
         self._made_N[ids] = self.steps_made_N()[ids]
         self.noise.start(self._on_device(ids), self._rng.rows(ids), self.plans.time_limit_n[ids])
 
-    def _change(self, ids: Ints | None) -> None:
-        """Apply the terms of mode ``interval`` before a control step of envs ``ids`` (None: all)."""
-        if self.randomizer.intervals:
-            changed = self.randomizer.step(self._rng, self._made_N, ids)
-            if len(changed):
-                self.fields.send(changed)
-                self.batch.forward()
-            self._made_N[slice(None) if ids is None else ids] += 1
+    def _change(self, ids: Ints) -> None:
+        """Apply the terms of mode ``interval`` before a control step of envs ``ids``."""
+        changed = self.randomizer.step(self._rng, self._made_N, ids)
+        if len(changed):
+            self.fields.send(changed)
+            self.batch.forward()
+        self._made_N[ids] += 1
 
     def observe(self, ids: Ints | None = None) -> Obs:
         obs = self._observe()
@@ -207,6 +204,9 @@ class WarpPool(EpisodicEnv):
 
     def _read_obs(self) -> Obs:
         self.view.changed()
+        return self._packed_obs()
+
+    def _packed_obs(self) -> Obs:
         true = {**self.task.privileged(), **self.task.observe()}
         state = pack_terms(self.spec.state, self.non_model.observe(None) or {**self.arm.observe(), **true})
         return {"state": state, "privileged": pack_terms(self.spec.privileged, true)}
