@@ -10,6 +10,8 @@
   gpu          one GPU: what pool, training and π0 take of what the card can do, in 8 minutes; parts= chooses from
                floors,pool,train,solve,pi0,threads
   ray          training on Ray compared with threads on one machine
+  suite        training on other people's tasks with task= alone, for hours; what out=<file> has already is not run
+               again; tasks=, seeds=, max_steps=, peer=sb3 for stable-baselines3's PPO with its defaults
   deploy       latency of bundles, missed deadlines of a closed loop, requests per second of the server
   out=<file>   also write the result to this file, which must not exist yet
   short=true   use tiny sizes to see that it works; the numbers mean nothing
@@ -37,10 +39,11 @@ BENCHMARKS = {
     "gpu": "embodied.benchmarks.gpu:measure",
     "ray": "embodied.benchmarks.train:measure_ray",
     "sim": "embodied.benchmarks.sim:measure",
+    "suite": "embodied.benchmarks.suite:measure_suite",
     "train": "embodied.benchmarks.train:measure",
 }
-"""Functions ``measure(short)`` that return a ``Report``; that of gpu takes more. Their modules import torch."""
-LISTS = ("ours", "peers", "parts")
+"""Functions ``measure(short)`` that return a ``Report``; gpu and suite take more. Their modules import torch."""
+LISTS = ("ours", "peers", "parts", "tasks")
 
 
 @config_dataclass
@@ -59,10 +62,11 @@ def bench(argv: Sequence[str]) -> dict[str, Any]:
         raise unknown_name("benchmark", argv[0], BENCHMARKS)
     values = parse_overrides([_as_list(word) for word in argv[1:]])
     own: dict[str, Any] = {key: values.pop(key) for key in ("out", "short") if key in values}
-    peers, gpu = argv[0] == "train" and bool(values), argv[0] == "gpu"
-    options = from_mapping(BenchOptions, own if peers or gpu else own | values)
+    peers, gpu, suite = argv[0] == "train" and bool(values), argv[0] == "gpu", argv[0] == "suite"
+    options = from_mapping(BenchOptions, own if peers or gpu or suite else own | values)
     out = None if options.out is None else Path(options.out)
-    if out is not None and (out.exists() or not out.parent.is_dir()):  # an error before minutes of measuring
+    kept = suite and out is not None and out.is_file()  # its rows are read
+    if out is not None and not kept and (out.exists() or not out.parent.is_dir()):  # before minutes of measuring
         raise UserError(f"out={out} exists, or its directory {out.parent} does not; give a new file")
     if peers:
         from embodied.benchmarks.peers.compare import CompareOptions, compare
@@ -72,6 +76,10 @@ def bench(argv: Sequence[str]) -> dict[str, Any]:
         from embodied.benchmarks.gpu import GpuOptions, measure
 
         report = measure(from_mapping(GpuOptions, values), options.short, out)
+    elif suite:
+        from embodied.benchmarks.suite import SuiteOptions, measure_suite
+
+        report = measure_suite(from_mapping(SuiteOptions, values), options.short, out)
     else:
         report = resolve_name(BENCHMARKS[argv[0]])(options.short)
     result = report.to_mapping()

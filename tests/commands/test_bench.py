@@ -14,7 +14,7 @@ import pytest
 from mujoco.batch import Batch
 
 from embodied import bench
-from embodied.benchmarks import adapters, gpu, train
+from embodied.benchmarks import adapters, gpu, suite, train
 from embodied.benchmarks.asynchrony import ARRIVAL, ASYNC, SYNC, Mode, Setup, measured
 from embodied.benchmarks.measure import Report, in_turns, paired
 from embodied.benchmarks.sim import Replay
@@ -226,3 +226,35 @@ def test_bench_gpu_keeps_what_its_parts_have_measured(tmp_path: Path, monkeypatc
         outcome = run(bench.main, ["gpu", *words])
         assert (outcome.code, outcome.stdout) == (2, "")
         assert message in outcome.stderr
+
+
+def test_bench_suite_keeps_every_run_and_does_not_repeat_it(tmp_path: Path) -> None:
+    words = ["suite", "short=true", f"out={tmp_path / 'suite.json'}"]
+    outcome = run(bench.main, words)
+    assert outcome.code == 0, outcome.stderr
+    (row,) = outcome.result["rows"]
+    assert (row["name"], row["unit"], row["settings"]["task"]) == ("CartPole/ours/0", "return", "gym/CartPole-v1")
+    assert row["value"] == row["settings"]["eval"]["return_mean"] > 9
+    assert row["settings"]["curve"]["env_steps"][-1] == row["settings"]["env_steps"] == 4096
+    assert outcome.result["ratios"]["CartPole_over_zoo"] == pytest.approx(row["value"] / 500, abs=1e-3)
+    again = run(bench.main, words)
+    assert (again.code, again.result["rows"]) == (0, [row])
+    assert "---" not in again.stderr
+
+    (tmp_path / "other.json").write_text('{"what": "sim", "rows": []}')
+    for bad, message in (
+        ([f"out={tmp_path / 'other.json'}"], "is no result of bench suite"),
+        (["tasks=CartPol"], "Did you mean 'CartPole'?"),
+    ):
+        outcome = run(bench.main, ["suite", *bad])
+        assert (outcome.code, outcome.stdout) == (2, "")
+        assert message in outcome.stderr
+
+
+def test_a_return_below_zero_is_compared_the_other_way_round() -> None:
+    report = Report("suite")
+    for seed, value in enumerate((-80.0, -100.0, -90.0)):
+        report.add(f"Acrobot/ours/{seed}", value, "return")
+    report.add("Acrobot/sb3/0", -45.0, "return")
+    suite.add_ratios(report)
+    assert report.ratios["Acrobot_over_sb3"] == 0.5

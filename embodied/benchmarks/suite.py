@@ -1,0 +1,166 @@
+"""Other people's tasks with ``task=`` alone, a process for every run, and stable-baselines3's PPO with its defaults.
+
+    ours   python -m embodied.train task=<task> total_steps=<steps> seed=<seed>
+    sb3    PPO("MlpPolicy", env) on our view of the same task, with one env; its wall-clock holds no evaluation
+
+A row of a run has its return, or its success where the task has one: of the deterministic policy, in episodes that no
+stopping rule saw. Its ``curve`` has the returns of training episodes, which explore. Rows are written as they come, and
+what ``out=`` has already is not run again.
+
+    <task>_over_sb3, _over_zoo, _over_cleanrl    median over seeds over the peer's median, or over the published figure;
+                                                 the inverse where both are negative
+"""
+
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from multiprocessing import get_context
+from pathlib import Path
+from statistics import median
+from typing import Annotated, Any, Literal
+
+from embodied.benchmarks.measure import Report, built, note
+from embodied.core.errors import UserError
+from embodied.core.options import PositiveInt, Seed, config_dataclass, one_of
+from embodied.report.metrics import METRICS_FILE, read_metrics, write_json
+from embodied.session.defaults import compose_new
+
+POINTS = 40  # of a curve that is kept
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """A task of the suite, and published returns of PPO.
+
+    zoo: rl-baselines3-zoo after ``zoo_steps``, its benchmark.md at 22e3ff2. cleanrl: CleanRL after 500,000 steps, its
+    docs/rl-algorithms/ppo.md at fe8d8a0.
+    """
+
+    task: str
+    steps: int
+    zoo: float | None = None
+    zoo_steps: int | None = None
+    cleanrl: float | None = None
+
+
+TASKS = {
+    "CartPole": Task("gym/CartPole-v1", 50_000, 500.0, 100_000, 490.04),
+    "Acrobot": Task("gym/Acrobot-v1", 200_000, -73.506, 1_000_000, -86.36),
+    "Pendulum": Task("gym/Pendulum-v1", 100_000, -172.225, 100_000),
+    "MountainCarContinuous": Task("gym/MountainCarContinuous-v0", 50_000, 88.343, 20_000),
+    "LunarLander": Task("gym/LunarLander-v3", 1_000_000, 242.119, 1_000_000),  # zoo: v2
+    "BipedalWalker": Task("envpool/BipedalWalker-v3", 2_000_000, 287.939, 5_000_000),
+    "HalfCheetah": Task("envpool/HalfCheetah-v5", 1_000_000, 5819.099, 1_000_000),  # zoo: v3, as all below
+    "Hopper": Task("envpool/Hopper-v5", 500_000, 2410.435, 1_000_000),
+    "Walker2d": Task("envpool/Walker2d-v5", 1_000_000, 3478.798, 1_000_000),
+    "Ant": Task("envpool/Ant-v5", 1_000_000, 1327.158, 1_000_000),
+    "ButtonPress": Task("envpool/MetaWorld/ButtonPressTopdown-v3", 1_000_000),
+    "DrawerOpen": Task("envpool/MetaWorld/DrawerOpen-v3", 1_000_000),
+}
+
+
+@config_dataclass
+class SuiteOptions:
+    """Options after ``bench suite``."""
+
+    tasks: tuple[Annotated[str, one_of(TASKS)], ...] = tuple(TASKS)
+    seeds: tuple[Seed, ...] = (0, 1, 2)
+    peer: Literal["none", "sb3"] = "none"
+    max_steps: PositiveInt | None = None
+    """Cap on the steps of every run, for a first look."""
+
+
+def measure_suite(options: SuiteOptions, short: bool, out: Path | None) -> Report:
+    """Run what ``out`` lacks. A run that fails, as where a simulator is missing, is noted and left out.
+
+    UserError if ``out`` is no result of the suite.
+    """
+    if short:
+        options = SuiteOptions(tasks=("CartPole",), seeds=(0,), peer=options.peer, max_steps=4096)
+    report = Report("suite", rows=rows_of(out) if out is not None and out.exists() else [])
+    trainers = {"ours": ours} | ({"sb3": sb3} if options.peer == "sb3" else {})
+    for seed in options.seeds:
+        for name in options.tasks:
+            task = TASKS[name]
+            steps = min(task.steps, options.max_steps or task.steps)
+            for trainer, train in trainers.items():
+                key, words = f"{name}/{trainer}/{seed}", {"task": task.task, "total_steps": steps, "seed": seed}
+                if any(row["name"] == key and words.items() <= row["settings"].items() for row in report.rows):
+                    continue
+                note(f"--- {key}, {steps:,} steps")
+                found = built(key, partial(train, task.task, steps, seed))
+                if found is None:
+                    continue
+                unit = "success" if "success_at_end" in found["eval"] else "return"
+                value = found["eval"]["success_at_end" if unit == "success" else "return_mean"]
+                report.add(key, value, unit, **words, trainer=trainer, **found)
+                add_ratios(report)
+                if out is not None:
+                    write_json(out, report.to_mapping())
+    return report
+
+
+def rows_of(path: Path) -> list[dict[str, Any]]:
+    """Return the rows of an earlier result; UserError if the file is none."""
+    try:
+        result = json.loads(path.read_text(encoding="utf-8"))
+        if result["what"] == "suite":
+            return list(result["rows"])
+    except (ValueError, KeyError, TypeError):
+        pass
+    raise UserError(f"out={path} exists, and is no result of bench suite; give a new file")
+
+
+def add_ratios(report: Report) -> None:
+    """Set the ratios of all tasks that have runs of ours."""
+    for name, task in TASKS.items():
+        of = {trainer: returns(report, f"{name}/{trainer}/") for trainer in ("ours", "sb3")}
+        for reference, value in {"sb3": of["sb3"], "zoo": task.zoo, "cleanrl": task.cleanrl}.items():
+            if of["ours"] is not None and value is not None and of["ours"] * value > 0:
+                ratio = of["ours"] / value if value > 0 else value / of["ours"]
+                report.ratios[f"{name}_over_{reference}"] = float(f"{ratio:.4g}")
+
+
+def returns(report: Report, prefix: str) -> float | None:
+    found = [row["value"] for row in report.rows if row["name"].startswith(prefix)]
+    return median(found) if found else None
+
+
+def thinned(curve: Mapping[str, list[float]]) -> dict[str, list[float]]:
+    """Return some ``POINTS`` points of a curve."""
+    every = max(1, len(curve["env_steps"]) // POINTS)
+    return {key: [round(value, 2) for value in values[::every]] for key, values in curve.items()}
+
+
+def ours(task: str, total_steps: int, seed: int) -> dict[str, Any]:
+    """Train with the command; return its result, its curve and its evaluations during training."""
+    words = [f"task={task}", f"total_steps={total_steps}", f"seed={seed}"]
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-m", "embodied.train", *words, f"out={folder}/run"]
+        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+        rows = read_metrics(Path(folder) / "run" / METRICS_FILE)
+    result = json.loads(done.stdout.splitlines()[-1])
+    named = {"env_steps": "env_steps", "wall_s": "wall_s", "return": "rollout/return_mean"}
+    curve = {key: [row[of] for row in rows if row.get("rollout/return_mean") is not None] for key, of in named.items()}
+    evaluations = [
+        {key: row[key] for key in row if key in ("env_steps", "wall_s") or key.startswith("eval/")}
+        for row in rows
+        if "eval/return_mean" in row
+    ]
+    kept = {key: result[key] for key in ("env_steps", "wall_s", "eval")}
+    return kept | {"evaluations": evaluations, "curve": thinned(curve)}
+
+
+def sb3(task: str, total_steps: int, seed: int) -> dict[str, Any]:
+    """Train stable-baselines3's PPO with its defaults in a process; return the same. ImportError if it is missing."""
+    from embodied.benchmarks.peers.defaults import train_sb3
+
+    episodes = compose_new({"task": task}).eval_episodes
+    with ProcessPoolExecutor(1, get_context("spawn")) as process:
+        found = process.submit(train_sb3, task, total_steps, seed, episodes).result()
+    return found | {"curve": thinned(found["curve"])}
