@@ -39,7 +39,7 @@ class WarpConfig:
     randomization: dict[str, RandomizationTerm | None] = field(default_factory=dict)
     """Terms of domain randomisation by name; null is no term."""
     camera_randomization: CameraRandomization = field(default_factory=CameraRandomization)
-    """Unused: policies with cameras need sim=mujoco."""
+    """How far images vary between episodes."""
     dump_dir: str = "nan_dumps"
     """Directory where the NaN guard writes the states of diverged envs; relative to the run directory."""
 

@@ -90,6 +90,7 @@ class Twin:
 class Lens:
     """Pose and field of view of one camera in each simulation of ``batch``, whose kinematics must be current.
 
+    ``pos_N3``, ``rotation_N33``: its pose, in the frame of its mount if it has one. ``step_N``: see ``pose``.
     UserError for ranges that could put the camera at its lookat point or make its field of view impossible.
     """
 
@@ -115,7 +116,7 @@ class Lens:
                 allowed = f"allowed for camera '{camera.name}': below {limit:.3g}"
                 raise UserError(f"camera_randomization.{what}: got {got:g}, {allowed}")
         count = batch.nsim
-        self._pos_N3, self._rotation_N33, self._step_N = np.empty((count, 3)), np.empty((count, 3, 3)), np.empty(count)
+        self.pos_N3, self.rotation_N33, self.step_N = np.empty((count, 3)), np.empty((count, 3, 3)), np.empty(count)
 
     def start(self, ids: Ids, rng: EpisodeRng | None) -> None:
         """Draw the camera's pose for the episodes that begin in simulations ``ids`` [n]; nominal if ``rng`` is None."""
@@ -126,13 +127,13 @@ class Lens:
             pos += self._position_m * _signed(rng, f"{stream}/position", 3)
             aim += jitter.lookat_m * _signed(rng, f"{stream}/lookat", 3)
             fovy_deg += jitter.fovy_deg * _signed(rng, f"{stream}/fovy", 1)[:, 0]
-        self._pos_N3[ids] = pos
-        self._rotation_N33[ids] = look_at(pos, aim, self._up)
-        self._step_N[ids] = 2.0 * np.tan(np.deg2rad(fovy_deg) / 2.0) / self.camera.height
+        self.pos_N3[ids] = pos
+        self.rotation_N33[ids] = look_at(pos, aim, self._up)
+        self.step_N[ids] = 2.0 * np.tan(np.deg2rad(fovy_deg) / 2.0) / self.camera.height
 
     def pose(self, ids: Ids) -> tuple[Array, Array, Array]:
         """Return position [n, 3], camera-to-world rotation [n, 3, 3] and size of a pixel at unit depth [n]."""
-        pos_n3, rotation_n33, step_n = self._pos_N3[ids], self._rotation_N33[ids], self._step_N[ids]
+        pos_n3, rotation_n33, step_n = self.pos_N3[ids], self.rotation_N33[ids], self.step_N[ids]
         if self.mount is not None:
             base_n3, base_n33 = self.mount[0][ids], self.mount[1][ids]
             pos_n3 = base_n3 + (base_n33 * pos_n3[:, None]).sum(-1)

@@ -54,12 +54,11 @@ def find_cameras(cameras: Sequence[Camera | CameraSpec]) -> list[Camera]:
     ]
 
 
-class CameraRig:
-    """Render the images of several cameras in all simulations of ``batch``, whose kinematics must be current.
+class Rig:
+    """Cameras, and looks of geoms, in all simulations of ``batch``; a subclass renders. spec: of the batch's model.
 
-    A new rig can render only after the batch's next call, which fills what it binds. spec: of the batch's model.
-    visuals: MJCF file with the few geoms to show of robot, table and floor. num_threads: 0 is the batch's number.
-    UserError for cameras or ranges of randomisation that cannot be.
+    visuals: MJCF file with the few geoms to show of robot, table and floor. UserError for cameras or ranges of
+    randomisation that cannot be.
     """
 
     model: mujoco.MjModel
@@ -72,22 +71,16 @@ class CameraRig:
         visuals: Path,
         cameras: Sequence[Camera],
         randomization: CameraRandomization | None = None,
-        num_threads: int = 0,
     ) -> None:
         names = [camera.name for camera in cameras]
         if not names or len(set(names)) < len(names):
             raise UserError(f"cameras: got the names {names}, allowed: one at least, each once")
         self.randomization = randomization or CameraRandomization()
-        coarse = _coarse_scene(spec, visuals)
-        self.batch, self.model = batch, coarse.compile()
+        self.coarse = _coarse_scene(spec, visuals)
+        self.batch, self.cameras, self.model = batch, cameras, self.coarse.compile()
         self.lenses = [Lens(camera, batch, self.randomization) for camera in cameras]
         group = self.model.geom_group
         self.scenery = Scenery(self.model, batch.nsim, self.randomization, np.isin(group, ROBOT), group == GROUND)
-        count = min(num_threads or batch.nthread, -(-batch.nsim // MIN_SIMS_PER_THREAD))
-        shares = np.array_split(np.arange(batch.nsim), count)
-        self._painters = [_Painter(batch, coarse, self.model, share, self.scenery) for share in shares]
-        self._threads = ThreadPoolExecutor(len(shares), "camera")
-        self.start(np.arange(batch.nsim), None)
 
     def start(self, ids: Ids, rng: EpisodeRng | None) -> None:
         """Prepare for the episodes that begin in simulations ``ids`` [n] (sorted and unique).
@@ -98,7 +91,38 @@ class CameraRig:
             rng = None
         for lens in self.lenses:
             lens.start(ids, rng)
-        self.scenery.start(ids, rng, np.concatenate([painter.copy_geoms(ids) for painter in self._painters]))
+        self.scenery.start(ids, rng, self.copy_geoms(ids))
+
+    def copy_geoms(self, ids: Ids) -> Array:
+        """Copy types, sizes and colours of geoms in simulations ``ids``; return the colours of all, [n, g, 4]."""
+        raise NotImplementedError
+
+
+class CameraRig(Rig):
+    """Render the images of several cameras in all simulations of ``batch``, whose kinematics must be current.
+
+    A new rig can render only after the batch's next call, which fills what it binds. num_threads: 0 is the batch's
+    number. Further arguments: see ``Rig``.
+    """
+
+    def __init__(
+        self,
+        batch: Batch,
+        spec: mujoco.MjSpec,
+        visuals: Path,
+        cameras: Sequence[Camera],
+        randomization: CameraRandomization | None = None,
+        num_threads: int = 0,
+    ) -> None:
+        super().__init__(batch, spec, visuals, cameras, randomization)
+        count = min(num_threads or batch.nthread, -(-batch.nsim // MIN_SIMS_PER_THREAD))
+        shares = np.array_split(np.arange(batch.nsim), count)
+        self._painters = [_Painter(batch, self.coarse, self.model, share, self.scenery) for share in shares]
+        self._threads = ThreadPoolExecutor(len(shares), "camera")
+        self.start(np.arange(batch.nsim), None)
+
+    def copy_geoms(self, ids: Ids) -> Array:
+        return np.concatenate([painter.copy_geoms(ids) for painter in self._painters])
 
     def render(self, ids: Ids | None = None, depth: bool = False, segmentation: bool = False) -> dict[str, Tensor]:
         """Render simulations ``ids`` (sorted and unique; None: all) with every camera.

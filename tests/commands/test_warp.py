@@ -34,10 +34,20 @@ def test_a_run_trains_resumes_and_is_evaluated_in_both_simulators(tmp_path: Path
     assert as_trained["return_mean"] != pytest.approx(results["mujoco"]["return_mean"], abs=0.02)
 
 
+@pytest.mark.slow(reason="compiles kernels for a minute unless they are in Warp's cache")
+def test_a_policy_trains_on_images_of_the_device(tmp_path: Path) -> None:
+    pytest.importorskip("mujoco_warp", reason=INSTALL)
+    run = tmp_path / "run"
+    pixels = ["policy.cameras=[front,wrist]", "policy.image_size=36"]
+    trained = run_train(*SMALL, *pixels, "sim=warp", "total_steps=64", f"out={run}")
+    assert trained.code == 0, trained.stderr
+    results = [run_eval(f"run={run}", "episodes=4", f"sim={sim}").result for sim in ("warp", "mujoco")]
+    assert results[0]["return_mean"] == pytest.approx(results[1]["return_mean"], abs=1e-2)
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["policy=vla_tiny", "task=tabletop"], "sim=warp renders no images for policies"),
         (
             ["+sim.randomization.odd={field: geom_adhesion, names: [arm], range: [0, 1]}"],
             "sim.randomization.odd: sim=warp: geom_adhesion cannot differ between envs, allowed with sim=mujoco",

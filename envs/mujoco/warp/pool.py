@@ -35,7 +35,9 @@ from embodied.envs.mujoco.view import View
 from embodied.envs.mujoco.viewer import FRONT, Viewer
 from embodied.envs.mujoco.warp.batch import INSTALL as INSTALL
 from embodied.envs.mujoco.warp.batch import WarpBatch
+from embodied.envs.mujoco.warp.cameras import DeviceRig
 from embodied.envs.mujoco.warp.randomization import DeviceFields, DeviceRng
+from embodied.envs.rendering.vision import find_cameras
 from embodied.envs.tasks.base import Task, task_spec
 
 log = logging.getLogger(__name__)
@@ -54,11 +56,10 @@ class WarpPool(EpisodicEnv):
         self, task: Task, *, num_envs: int, sim: WarpConfig | None = None, cameras: Sequence[CameraSpec] = ()
     ) -> None:
         sim = sim or WarpConfig()
-        if cameras:
-            raise UserError("sim=warp renders no images for policies: use sim=mujoco, or a policy without cameras")
+        placed = find_cameras(cameras)
         if not hasattr(task.robot, "attach_tensors"):
             raise UserError(f"sim=warp cannot simulate the robot {task.robot.name}: it has no attach_tensors")
-        super().__init__(task_spec(task), num_envs, resolve_device(sim.device, "sim.device"))
+        super().__init__(task_spec(task, placed), num_envs, resolve_device(sim.device, "sim.device"))
         self.task, self.expert = task, task.expert
         terms = {name: term for name, term in sim.randomization.items() if term is not None}
         spec = task.scene()
@@ -82,6 +83,10 @@ class WarpPool(EpisodicEnv):
         if self.non_model.sizes is not None:
             self.view.sizes = self.non_model.sizes.by_name
         self.fields = DeviceFields(self.models, self.batch, self.device)
+        self.rig = None
+        if placed and task.robot.coarse is not None:
+            self.rig = DeviceRig(self.batch, self.models, spec, task.robot.coarse, placed, sim.camera_randomization)
+            self._final |= self.rig.empty()
         self._model_seed_N = np.full(num_envs, -1, dtype=np.int64)  # env seed that each model was randomised with
         self._made_N = np.zeros(num_envs, dtype=np.int64)  # control steps of the present episodes, without a wait
         fixed = not any(term.field in QUANTITIES for term in terms.values())  # delays and noise have state of their own
@@ -112,6 +117,8 @@ class WarpPool(EpisodicEnv):
         self.non_model.start(ids)
         if self.model.nplastic:  # springs were relaxed: their forces belong to the first half
             self.batch.forward()
+        if self.rig is not None:
+            self.rig.start(ids, rng)
 
     def run_chunks(self, chunks: Chunks) -> None:
         """Execute chunks; wait for the device once, at their end."""
@@ -172,7 +179,10 @@ class WarpPool(EpisodicEnv):
         for key, value in self._packed_obs().items():
             if key not in self._final:
                 self._final[key] = torch.zeros_like(value)
-            self._final[key].copy_(torch.where(ended_N.unsqueeze(-1), value, self._final[key]))
+            ended = ended_N.view(-1, *[1] * (value.ndim - 1))
+            self._final[key].copy_(torch.where(ended, value, self._final[key]))
+        if self.rig is not None:
+            self.rig.paint(self._final, ended_N)
         self._alive_N &= ~ended_N
         return reward_N
 
@@ -204,12 +214,17 @@ class WarpPool(EpisodicEnv):
 
     def _read_obs(self) -> Obs:
         self.view.changed()
-        return self._packed_obs()
+        obs = self._packed_obs()
+        if self.rig is not None:
+            obs |= self.rig.empty()
+            self.rig.paint(obs, torch.ones_like(self.waiting_N))
+        return obs
 
     def _packed_obs(self) -> Obs:
         true = {**self.task.privileged(), **self.task.observe()}
         state = pack_terms(self.spec.state, self.non_model.observe(None) or {**self.arm.observe(), **true})
-        return {"state": state, "privileged": pack_terms(self.spec.privileged, true)}
+        obs = {"state": state, "privileged": pack_terms(self.spec.privileged, true)}
+        return obs if self.rig is None else obs | {"instruction": self.task.instruction_N.clone()}
 
     def state_dict(self) -> dict[str, Tensor]:
         state = {"physics": self.batch.state, **self.episode_state(), **self.task.state_dict()}
@@ -231,6 +246,8 @@ class WarpPool(EpisodicEnv):
         self.batch.forward()
         self.task.load_state_dict(state)
         self.view.changed()
+        if self.rig is not None:
+            self.rig.start(np.arange(self.num_envs), EpisodeRng(self.plans.seed_n, self.plans.number_n))
 
     def film(self, width: int, height: int) -> Callable[[], NDArray[np.uint8]]:
         """Return a function that renders every env from the front, uint8 [N, height, width, 3], on the CPU."""
