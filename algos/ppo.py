@@ -22,14 +22,13 @@ from embodied.algos.adam import adapt_learning_rate, build_adam, update_average
 from embodied.algos.batch import Batch, evaluate_in_pieces, merge_fragments
 from embodied.algos.config import PPOConfig
 from embodied.core.algorithm import SINGLE_PROCESS, Algorithm, Metrics, ProcessGroup
-from embodied.core.device import CPU, copied_to_cpu
+from embodied.core.device import copied_to_cpu
 from embodied.core.errors import UserError
 from embodied.core.graphs import Recorded
 from embodied.core.policy import Policy
 from embodied.core.types import Evaluation, Fragment
 
 UNIT_WEIGHT = 0.1  # of a batch's value targets in the unit of the values, at least
-MAX_RECORDED = 50_000_000  # parameters: the kernels of larger networks take longer than Python needs to start them
 MIN_KL_SAMPLE = 256  # decisions in which the KL is measured; its closed form varies little between decisions
 
 EPOCH_METRICS = (
@@ -58,8 +57,7 @@ class PPO(Algorithm):
         self.reference = policy.duplicate().requires_grad_(False) if config.reference_kl_coef > 0 else None
         self.deployed = policy.duplicate().requires_grad_(False) if config.ema_decay > 0 else policy
         self._generator = torch.Generator().manual_seed(seed)
-        small = sum(parameter.numel() for parameter in policy.parameters()) <= MAX_RECORDED
-        self._differentiate = Recorded(self._gradients, device if small else CPU, self, policy)
+        self._differentiate = Recorded(self._gradients, device, self, policy)
         self.learners: ProcessGroup = SINGLE_PROCESS
         self._value_unit = torch.ones((), device=device)  # read by recorded kernels
 

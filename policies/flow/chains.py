@@ -196,7 +196,7 @@ class FlowChains(ActorCritic):
         elif self.checkpoint_steps:
             steps = [
                 checkpoint(self._score, encoding, chain[:, k : k + 1], chain[:, k + 1 : k + 2], slice(k, k + 1),
-                           use_reentrant=False)
+                           use_reentrant=False, preserve_rng_state=False)
                 for k in range(self.denoise_steps)
             ]  # fmt: skip
             shares, entropies, parts = zip(*steps, strict=True)

@@ -60,15 +60,34 @@ def encode_prefix(
     real_NP = torch.cat((real_NT.new_ones(image.shape[:2]), real_NT), 1)
     rotation = _rotation(language, x, real_NP.cumsum(-1) - 1)
     bias = _padding_bias(real_NP, x.dtype)
+    scales = norm_scales(language)
     keys, values = [], []
     for index, layer in enumerate(language.layers):
-        normed = _rms_norm(layer.input_layernorm, x)
+        normed = _rms_norm(layer.input_layernorm, x, scales.first[index])
         key, value = _keys_values(layer.self_attn, normed, rotation)
         keys.append(key)
         values.append(value)
         if index + 1 < len(language.layers):
-            x = _layer(layer, x, normed, rotation, key, value, bias)
+            x = _layer(layer, x, normed, rotation, key, value, bias, scales.second[index])
     return Prefix(torch.stack(keys, 1), torch.stack(values, 1), real_NP), ImageTokens(image, x[:, : image.shape[1]])
+
+
+class NormScales(NamedTuple):
+    """Factors of the norms of a transformer, 1 + weight, float32 [hidden] each."""
+
+    first: tuple[Tensor, ...]
+    second: tuple[Tensor, ...]
+    """Of each layer: of the input of its attention, and of its feed-forward part."""
+    last: Tensor
+    """Of its output."""
+
+
+def norm_scales(transformer: Any) -> NormScales:
+    """Compute the factors of all norms at once: a kernel for each would be felt when one observation is acted on."""
+    layers = transformer.layers
+    norms = [layer.input_layernorm for layer in layers] + [layer.post_attention_layernorm for layer in layers]
+    scales = (1.0 + torch.stack([norm.weight for norm in (*norms, transformer.norm)]).float()).unbind()
+    return NormScales(scales[: len(layers)], scales[len(layers) : -1], scales[-1])
 
 
 class Context(NamedTuple):
@@ -85,6 +104,8 @@ class Context(NamedTuple):
     """Position of the first action token, int64 [N]."""
     feature: Tensor
     """Last hidden state of the state token, [N, hidden]."""
+    scales: NormScales
+    """Of the action expert."""
 
 
 def encode_state(model: nn.Module, prefix: Prefix, state_NM: Tensor) -> Context:
@@ -97,17 +118,21 @@ def encode_state(model: nn.Module, prefix: Prefix, state_NM: Tensor) -> Context:
     position_N = prefix.real.sum(-1)
     rotation = _rotation(expert, x, position_N[:, None])
     bias = F.pad(_padding_bias(prefix.real, dtype), (0, 1))
+    scales = norm_scales(expert)
     used, spare = bias.shape[-1], 0 if torch.is_grad_enabled() else config.chunk_size
+    queries = len(x) * config.dit_config.num_attention_heads * spare
+    kept = torch.float32 if spare and not _fuses(queries, used + spare, x.device, dtype) else dtype  # see _attention
     memory = []
     for index, layer in enumerate(expert.layers):
-        normed = _rms_norm(layer.input_layernorm, x, dtype)
+        normed = _rms_norm(layer.input_layernorm, x, scales.first[index], dtype)
         parts = zip((prefix.key, prefix.value), _keys_values(layer.self_attn, normed, rotation), strict=True)
         key, value = (  # any content of the spare rows will do
-            torch.cat((shared[:, index].to(dtype), own, own.expand(-1, -1, spare, -1)), 2) for shared, own in parts
+            torch.cat((shared[:, index].to(kept), own.to(kept), own.to(kept).expand(-1, -1, spare, -1)), 2)
+            for shared, own in parts
         )
         memory.append((key, value))
-        x = _layer(layer, x, normed, rotation, key[:, :, :used], value[:, :, :used], bias)
-    return Context(tuple(memory), bias, position_N + 1, _rms_norm(expert.norm, x).squeeze(1))
+        x = _layer(layer, x, normed, rotation, key[:, :, :used], value[:, :, :used], bias, scales.second[index])
+    return Context(tuple(memory), bias, position_N + 1, _rms_norm(expert.norm, x, scales.last).squeeze(1), scales)
 
 
 def denoise(model: nn.Module, context: Context, x_NSHW: Tensor, time_NSR: Tensor) -> Tensor:
@@ -130,12 +155,12 @@ def denoise(model: nn.Module, context: Context, x_NSHW: Tensor, time_NSR: Tensor
     position_NJ = context.position[:, None] + torch.arange(horizon, device=x.device).repeat(steps)
     rotation = _rotation(expert, x, position_NJ)
     bias = _add_step_bias(context.bias, steps, horizon, expert.layers[0].self_attn.num_key_value_groups)
-    for layer, memory in zip(expert.layers, context.memory, strict=True):
-        normed = _rms_norm(layer.input_layernorm, x, dtype)
+    for index, (layer, memory) in enumerate(zip(expert.layers, context.memory, strict=True)):
+        normed = _rms_norm(layer.input_layernorm, x, context.scales.first[index], dtype)
         parts = zip(memory, _keys_values(layer.self_attn, normed, rotation), strict=True)
         key, value = (_append(past, own, context.bias.shape[-1]) for past, own in parts)
-        x = _layer(layer, x, normed, rotation, key, value, bias)
-    return _rms_norm(expert.norm, x).view(num, steps, horizon, -1)
+        x = _layer(layer, x, normed, rotation, key, value, bias, context.scales.second[index])
+    return _rms_norm(expert.norm, x, context.scales.last).view(num, steps, horizon, -1)
 
 
 def _compute_dtype(x: Tensor) -> torch.dtype:
@@ -182,9 +207,18 @@ def _keys_values(attention: Any, x: Tensor, rotation: tuple[Tensor, Tensor]) -> 
 
 
 def _layer(
-    layer: Any, x: Tensor, normed: Tensor, rotation: tuple[Tensor, Tensor], key: Tensor, value: Tensor, bias: Tensor
+    layer: Any,
+    x: Tensor,
+    normed: Tensor,
+    rotation: tuple[Tensor, Tensor],
+    key: Tensor,
+    value: Tensor,
+    bias: Tensor,
+    scale: Tensor,
 ) -> Tensor:
-    """Run a layer on tokens x [N, P, hidden] that attend to keys and values. normed: x after the input norm.
+    """Run a layer on tokens x [N, P, hidden] that attend to keys and values.
+
+    normed: x after the first norm. scale: factor of the second norm.
 
     Queries are [N, G, P * g, D] for g query heads per key-value head; the g queries of a token are neighbours. With one
     key-value head, as in π0, nothing is copied. Without a gradient the gated product is computed in place.
@@ -196,7 +230,7 @@ def _layer(
     out = _attention(attention, query.view(heads).permute(0, 2, 1, 3, 4).flatten(2, 3), key, value, bias)
     out = out.view(*out.shape[:2], x.shape[1], attention.num_key_value_groups, -1).permute(0, 2, 1, 3, 4).flatten(2)
     x = x + attention.o_proj(out)
-    normed = _rms_norm(layer.post_attention_layernorm, x, normed.dtype)
+    normed = _rms_norm(layer.post_attention_layernorm, x, scale, normed.dtype)
     gate, up = mlp.act_fn(mlp.gate_proj(normed)), mlp.up_proj(normed)
     residual: Tensor = mlp.down_proj(gate * up if torch.is_grad_enabled() else gate.mul_(up))
     return x + residual
@@ -207,8 +241,7 @@ def _attention(attention: Any, query: Tensor, key: Tensor, value: Tensor, bias: 
 
     bias: additive mask that broadcasts to [N, 1, Q, T].
     """
-    few = query.shape[:3].numel() <= MAX_UNFUSED_QUERIES if key.is_cuda else key.shape[2] <= MAX_UNFUSED_TOKENS
-    if not few:
+    if _fuses(query.shape[:3].numel(), key.shape[2], query.device, query.dtype):
         return F.scaled_dot_product_attention(query, key, value, attn_mask=bias, scale=attention.scaling)
     bias = bias.expand(-1, query.shape[1], query.shape[2], -1)
     with torch.autocast(query.device.type, enabled=False):  # scores in bfloat16 would depend on the number of rows
@@ -217,18 +250,27 @@ def _attention(attention: Any, query: Tensor, key: Tensor, value: Tensor, bias: 
         return torch.bmm(scores.softmax(-1), values).to(query.dtype).view(query.shape)
 
 
-def _rms_norm(norm: Any, x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-    """Apply GemmaRMSNorm: computed in float32, scaled by 1 + weight, in ``dtype`` (None: that of x).
+def _fuses(num_queries: int, num_keys: int, device: torch.device, dtype: torch.dtype) -> bool:
+    """Return whether fused attention is faster than plain matrix products.
+
+    It never is on a GPU in float32: fused attention knows no tensor cores there.
+    """
+    if device.type == "cuda":
+        return dtype != torch.float32 and num_queries > MAX_UNFUSED_QUERIES
+    return num_keys > MAX_UNFUSED_TOKENS
+
+
+def _rms_norm(norm: Any, x: Tensor, scale: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    """Apply GemmaRMSNorm: computed in float32, scaled by ``scale`` [hidden], in ``dtype`` (None: that of x).
 
     F.rms_norm is one kernel on a GPU, but takes 1.5 times as long on a CPU.
     """
     wide = x.float()
     if x.is_cuda:
-        return F.rms_norm(wide, x.shape[-1:], 1.0 + norm.weight.float(), norm.eps).to(dtype or x.dtype)
+        return F.rms_norm(wide, x.shape[-1:], scale, norm.eps).to(dtype or x.dtype)
     mean_square = torch.linalg.vector_norm(wide, dim=-1, keepdim=True).square() / x.shape[-1]
     normed = wide * torch.rsqrt(mean_square + norm.eps)
-    weight = 1.0 + norm.weight.float()
-    return (normed * weight if torch.is_grad_enabled() else normed.mul_(weight)).to(dtype or x.dtype)
+    return (normed * scale if torch.is_grad_enabled() else normed.mul_(scale)).to(dtype or x.dtype)
 
 
 def _rotation(module: Any, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
