@@ -4,8 +4,10 @@
     pool      warp_pool_over_kernels_<n>: pool of sim=warp / its recorded kernels alone, by number of envs
     train     training of pick_place, env steps/s: sim=warp by number of envs, and sim=mujoco on GPU and CPU
     solve     seconds from the first step until an evaluation has 90% and 98% success: sim=warp, and sim=mujoco on CPU
-    pi0       π0 of the published size: decisions/s of ``act`` by batch, update of the recipe ``vla-ppo`` as a share of
-              product_tflop_s, peak memory, and how far the log-probability moves with the batch size (precision)
+    pi0       π0 of the published size, its expert in bfloat16 and tfloat32: decisions/s of ``act`` by batch; how far
+              the log-probability moves with the batch size; update of the recipe ``vla-ppo`` as a share of
+              product_tflop_s (counted: the prefix once, forward and backward pass of what is trained); peak memory,
+              also that of LoRA with small minibatches
     threads   pool of sim=mujoco / its bare engine, by number of threads
 
 The parts are in the order of importance. Each runs in a process of its own for at most its time, LIMITS_S, because a
@@ -38,6 +40,7 @@ from embodied.core.episodes import EpisodeStats
 from embodied.core.execution import obs_to
 from embodied.core.graphs import Recorded
 from embodied.core.options import config_dataclass
+from embodied.core.spec import EnvSpec
 from embodied.core.types import Fragment, Obs
 from embodied.envs import make_pool, make_sampler
 from embodied.report.metrics import write_json
@@ -47,7 +50,7 @@ from embodied.session.factories import make_policy, make_spec
 from embodied.trainers.reinforcement import build
 
 Part = Literal["floors", "pool", "train", "solve", "pi0", "threads"]
-LIMITS_S = {"floors": 20, "pool": 80, "train": 100, "solve": 130, "pi0": 110, "threads": 40}  # together 8 minutes
+LIMITS_S = {"floors": 20, "pool": 80, "train": 100, "solve": 110, "pi0": 150, "threads": 30}  # together some 8 minutes
 PRODUCT = {True: (256, 2), False: (8192, 20)}  # size of the matrices and rounds, by ``short``
 SHORT_LIMIT_S = 300  # of any part on a CPU, where Warp compiles its kernels
 
@@ -162,36 +165,53 @@ def solve(report: Report, device: torch.device, short: bool) -> None:
 
 
 def pi0(report: Report, device: torch.device, short: bool) -> None:
-    words: dict[str, Any] = {"task": "tabletop", "policy": "pi0_size", "device": str(device)}
-    words |= {"policy.expert_dtype": "bfloat16"}
+    base: dict[str, Any] = {"task": "tabletop", "policy": "pi0_size", "device": str(device)}
     if short:
-        words |= {"policy": "vla_tiny", "algo.epochs": 1}
+        base |= {"policy": "vla_tiny", "algo.epochs": 1}
+    lora = {"policy.lora_rank": 16, "num_envs": 64, "algo.num_minibatches": 4 if short else 16}
+    for dtype in ("bfloat16", "tfloat32"):  # in this order: tfloat32 holds for the whole process
+        words = base | {"policy.expert_dtype": dtype}
+        policy = build_pi0(words, device)
+        report.add("pi0_parameters", sum(weight.numel() for weight in policy.parameters()), "parameters", **words)
+        act = Recorded(partial(vars_of_act, policy), device, policy)  # as the actor server does
+        for rows in (1, 4) if short else (1, 16, 64):
+            obs, noise = observed(policy, rows, device), torch.randn(rows, *policy.noise_shape, device=device)
+            with torch.no_grad():
+                act_s = timed_on(device, partial(act, obs, noise), 2 if short else 10)
+            report.add(f"pi0_{dtype}_act_{rows}", rows / act_s, "decisions/s", ms=round(1e3 * act_s, 2), **words)
+        precision(report, f"pi0_{dtype}", policy, observed(policy, 8 if short else 64, device), device)
+        del act
+        update(report, f"pi0_{dtype}", policy, words, device, short)
+    del policy
+    update(report, "pi0_lora", build_pi0(base | lora, device), base | lora, device, short)
+
+
+def build_pi0(words: Mapping[str, Any], device: torch.device) -> Any:
     config = compose_run(words)
-    spec = make_spec(config)
     torch.manual_seed(0)
     with device:  # to draw 2.7 billion numbers takes half a minute on a CPU
-        policy = make_policy(config, spec)
-    policy = policy.to(device).eval()
-    act = Recorded(partial(vars_of_act, policy), device, policy)  # as the actor server does
-    report.add("pi0_parameters", sum(weight.numel() for weight in policy.parameters()), "parameters", **words)
+        return make_policy(config, make_spec(config)).to(device).eval()
 
-    def observed(rows: int) -> Obs:
-        obs = {f"images.{c.name}": torch.randint(256, (rows, c.height, c.width, 3)).byte() for c in spec.cameras}
-        obs |= {"state": torch.randn(rows, spec.state_dim), "privileged": torch.randn(rows, spec.privileged_dim)}
-        return obs_to(obs | {"instruction": torch.arange(rows) % len(spec.instructions)}, device)
 
-    for rows in (1, 4) if short else (1, 16, 64):
-        obs, noise = observed(rows), torch.randn(rows, *policy.noise_shape, device=device)
-        with torch.no_grad():
-            act_s = timed_on(device, partial(act, obs, noise), 2 if short else 10)
-            report.add(f"pi0_act_{rows}", rows / act_s, "decisions/s", ms=round(1e3 * act_s, 2), **words)
-    precision(report, policy, observed(8 if short else 64), device)
+def observed(policy: Any, rows: int, device: torch.device) -> Obs:
+    """Return random observations of the policy's task."""
+    spec: EnvSpec = policy.spec
+    obs = {f"images.{c.name}": torch.randint(256, (rows, c.height, c.width, 3)).byte() for c in spec.cameras}
+    obs |= {"state": torch.randn(rows, spec.state_dim), "privileged": torch.randn(rows, spec.privileged_dim)}
+    return obs_to(obs | {"instruction": torch.arange(rows) % len(spec.instructions)}, device)
 
+
+def update(report: Report, name: str, policy: Any, words: Mapping[str, Any], device: torch.device, short: bool) -> None:
+    """Add the speed of updates on as many decisions as the recipe has, and the peak memory with a checkpoint."""
+    config = compose_run(words)
     algo: PPOConfig = config.algo.options
     decisions = 8 if short else config.num_envs * config.runtime.decisions
     rows = min(decisions, 64)
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(device)
     with torch.no_grad():  # the same decisions repeated: an update costs the same
-        obs = observed(rows)
+        obs = observed(policy, rows, device)
         if policy.precompute_in_actor:
             obs = policy.precompute(obs)
         sample = policy.act(obs, torch.randn(rows, *policy.noise_shape, device=device))
@@ -209,15 +229,21 @@ def pi0(report: Report, device: torch.device, short: bool) -> None:
         episodes=EpisodeStats.concatenate([]), action_TNEA=repeated(sample.action_NHA[:, : policy.execute]),
     )  # fmt: skip
     algorithm = PPO(policy, algo, seed=0, device=device)
-    with FlopCounterMode(display=False) as counter:  # the first update also warms up
-        algorithm.update([fragment], 10)
-    update_s = timed_on(device, lambda: algorithm.update([fragment], 10), 1 if short else 2, warm_up=0)
-    report.add("pi0_update", decisions / update_s, "decisions/s", decisions=decisions, epochs=algo.epochs, **words)
-    done_tflop_s = counter.get_total_flops() / update_s / 1e12
-    report.add("pi0_update_tflop_s", done_tflop_s, "TFLOP/s", **words)
-    report.ratio("pi0_update_over_product", done_tflop_s / product_tflop_s(device, *PRODUCT[short]))
+    update_s = timed_on(device, lambda: algorithm.update([fragment], 10), 1 if short else 2)
+    algorithm.state_dict()  # as for a checkpoint
     if device.type == "cuda":
-        report.add("pi0_peak_gb", torch.cuda.max_memory_allocated(device) / 1e9, "GB", **words)
+        report.add(f"{name}_peak_gb", torch.cuda.max_memory_allocated(device) / 1e9, "GB", **words)
+    report.add(f"{name}_update", decisions / update_s, "decisions/s", decisions=decisions, epochs=algo.epochs, **words)
+
+    batch = algorithm.prepare(fragment, 10 - fragment.version_TN, fragment.num_steps_TN > 0)
+    minibatch = batch.select(torch.arange(decisions // algo.num_minibatches, device=device))
+    with FlopCounterMode(display=False) as prefix:
+        policy.precompute(observed(policy, rows, device))
+    with FlopCounterMode(display=False) as step:
+        algorithm.loss(minibatch).total.backward()
+    flops = T * prefix.get_total_flops() + algo.epochs * algo.num_minibatches * step.get_total_flops()
+    report.add(f"{name}_update_tflop_s", flops / update_s / 1e12, "TFLOP/s", decisions=decisions, **words)
+    report.ratio(f"{name}_update_over_product", flops / update_s / 1e12 / product_tflop_s(device, *PRODUCT[short]))
 
 
 def vars_of_act(policy: Any, obs: Obs, noise: torch.Tensor) -> list[torch.Tensor]:
@@ -226,7 +252,7 @@ def vars_of_act(policy: Any, obs: Obs, noise: torch.Tensor) -> list[torch.Tensor
 
 
 @torch.no_grad()
-def precision(report: Report, policy: Any, obs: Obs, device: torch.device) -> None:
+def precision(report: Report, name: str, policy: Any, obs: Obs, device: torch.device) -> None:
     """Add how far ratios of recorded decisions are from 1 with the same weights, at several batch sizes."""
     num = len(obs["state"])
     sample = policy.act(obs, torch.randn(num, *policy.noise_shape, device=device))
@@ -234,8 +260,8 @@ def precision(report: Report, policy: Any, obs: Obs, device: torch.device) -> No
         parts = [slice(first, first + rows) for first in range(0, num, rows)]
         again = [policy.evaluate({k: v[part] for k, v in obs.items()}, sample.chain[part]).log_prob_B for part in parts]
         log_ratio_N = torch.cat(again) - sample.log_prob_N
-        report.add(f"pi0_log_ratio_99_{rows}", float(log_ratio_N.abs().quantile(0.99)), "nats", batch=rows)
-        report.add(f"pi0_mean_ratio_{rows}", float(log_ratio_N.exp().mean()), "", batch=rows)
+        report.add(f"{name}_log_ratio_99_{rows}", float(log_ratio_N.abs().quantile(0.99)), "nats", batch=rows)
+        report.add(f"{name}_mean_ratio_{rows}", float(log_ratio_N.exp().mean()), "", batch=rows)
 
 
 def threads_part(report: Report, device: torch.device, short: bool) -> None:

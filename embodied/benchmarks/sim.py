@@ -66,13 +66,18 @@ class Replay:
     def __init__(self, pool: MujocoPool | WarpPool, count: int, chunk: int) -> None:
         self.pool, self.count, self.chunk = pool, count, chunk
         self.start: Any = None
-        self.controls: list[Any] = []
+        self.live = pool.batch.bind("ctrl")
+        self.controls = [copy.deepcopy(self.live) for _ in range(-(-count // chunk) * chunk)]
+        self.num_steps = 0  # of them that hold the controls of the latest run
+
+    def record(self, _: object) -> None:
+        self.controls[self.num_steps][:] = self.live
+        self.num_steps += 1
 
     def pool_speed(self) -> float:
         """Step the pool and record its controls; return its speed."""
-        self.controls.clear()
-        self.start = copy.deepcopy(self.pool.batch.state)
-        self.pool.on_control_step = lambda _: self.controls.append(copy.deepcopy(self.pool.batch.bind("ctrl")))
+        self.start, self.num_steps = copy.deepcopy(self.pool.batch.state), 0
+        self.pool.on_control_step = self.record
         speed = _speed(self.pool, self.count, self.chunk)
         self.pool.on_control_step = None
         return speed
@@ -87,11 +92,12 @@ class Replay:
 
         def loop() -> None:
             ctrl = batch.bind("ctrl")
-            for control in self.controls:
+            for control in self.controls[: self.num_steps]:
                 ctrl[:] = control
                 batch.step(nstep=self.pool.substeps)
+            torch.as_tensor(ctrl).cpu()  # waits for a GPU
 
-        return len(self.controls) * self.pool.num_envs / timed(loop)
+        return self.num_steps * self.pool.num_envs / timed(loop)
 
 
 def against_engine(report: Report, replay: Replay, engines: Mapping[str, Batch | WarpBatch], rounds: int) -> float:
