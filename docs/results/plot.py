@@ -84,6 +84,29 @@ def tabletop() -> None:
     figure.savefig(IMAGES / "tabletop.png", dpi=110)
 
 
+def suite() -> None:
+    """Per task of ``bench suite``: mean return of training episodes over steps, ours and stable-baselines3's."""
+    path = HERE / "suite" / "suite.json"
+    rows = json.loads(path.read_text(encoding="utf-8"))["rows"]
+    names = list(dict.fromkeys(row["name"].split("/")[0] for row in rows))
+    figure, axes = plt.subplots(-(-len(names) // 4), 4, figsize=(13, 2.6 * -(-len(names) // 4)), squeeze=False)
+    for axis, name in zip(axes.flat, names, strict=False):
+        for row in (row for row in rows if row["name"].startswith(f"{name}/")):
+            curve, ours = row["settings"]["curve"], row["settings"]["trainer"] == "ours"
+            axis.plot([steps / 1e6 for steps in curve["env_steps"]], curve["return"], "C0" if ours else "C1", lw=1)
+            if row["unit"] == "return":
+                axis.plot(row["settings"]["env_steps"] / 1e6, row["value"], "o", color="C0" if ours else "C1", ms=4)
+        axis.set_title(name, fontsize=10)
+        axis.grid(alpha=0.3)
+    for axis in list(axes.flat)[len(names) :]:
+        axis.set_visible(False)
+    for axis in axes[-1]:
+        axis.set_xlabel("million steps")
+    figure.tight_layout()
+    figure.savefig(HERE / "suite" / "suite.png", dpi=90)
+
+
 if __name__ == "__main__":
+    suite()
     imitation_to_rl()
     tabletop()

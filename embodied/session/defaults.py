@@ -8,7 +8,7 @@ everywhere (docs/defaults.md). Our own tasks have the defaults of configs/train.
 """
 
 from collections.abc import Callable, Mapping
-from math import ceil
+from math import ceil, sqrt
 from typing import Any
 
 from omegaconf import OmegaConf
@@ -28,7 +28,8 @@ IMAGE_BATCH, IMAGE_MINIBATCH, IMAGE_EPOCHS, IMAGE_RATE = 1024, 256, 4, 2.5e-4
 HORIZONS = 10  # horizons of the discount in an episode as long as its time limit
 SHORTEST, LONGEST = 20, 100  # control steps of a horizon
 DRAWS = 32  # times that noise which is held is drawn in such an episode
-INIT_STD = 0.95  # as a share of policy.max_std
+INIT_STD, LOUDEST = 0.95, 3  # as a share of policy.max_std, up to so many actions: more share its length
+QUIETEST = 0.25  # of INIT_STD, for many actions
 WRITTEN = {"None": "null", "True": "true"}  # on the command line
 TOTAL_STEPS = 1_000_000
 EVALUATED, FINALLY_EVALUATED = 20, 200  # most episodes of an evaluation
@@ -95,7 +96,8 @@ def derive(spec: EnvSpec, policy: str, words: Mapping[str, Any]) -> tuple[dict[s
     horizon = min(max(limit / HORIZONS, SHORTEST), LONGEST)
     acting = {"policy": policy, "policy.horizon": execute, "policy.execute": 1}
     if "init_std" in POLICIES[policy].config.__dataclass_fields__:
-        acting["policy.init_std"] = INIT_STD * words.get("policy.max_std", 1.0)
+        share = max(QUIETEST, min(1.0, sqrt(LOUDEST / spec.action.size)))
+        acting["policy.init_std"] = round(INIT_STD * share * words.get("policy.max_std", 1.0), 4)
         acting["runtime.noise_hold"] = max(1, limit // (DRAWS * execute))
     if images:
         acting |= {"policy.cameras": images, "algo.entropy_coef": 0.01}

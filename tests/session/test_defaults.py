@@ -63,6 +63,12 @@ def test_sizes_fit_to_given_ones() -> None:
     assert "execute" not in lines[0]
 
 
+@pytest.mark.parametrize(("actions", "std"), [(1, 0.95), (3, 0.95), (8, 0.5818), (12, 0.475), (200, 0.2375)])
+def test_noise_of_many_actions_is_no_longer_than_that_of_three(actions: int, std: float) -> None:
+    settings, _ = derive(EnvSpec.of_sizes("box", state=3, action=actions, max_episode_steps=1000), "gaussian", {})
+    assert settings["policy"]["init_std"] == std
+
+
 def test_what_is_given_wins_and_lines_say_the_rest() -> None:
     lines: list[str] = []
     words = {"task": "gym/CartPole-v1", "algo.gamma": 0.9, "max_staleness": 1, "algo.learning_rate": 1e-3}
