@@ -4,11 +4,14 @@ Collision bits: the robot is contype 1 / conaffinity 2, everything else contype 
 assets/franka/panda.xml). Metres, kilograms, radians; z up, robot base at the origin, table surface at z = 0.
 """
 
+from collections.abc import Mapping, Sequence
+
 import mujoco
 
 from embodied.envs.mujoco.config import Shape
 from embodied.envs.mujoco.robots.base import FINGERS, Robot
 
+HIDDEN_M = 1e-4  # half size of a geom in the middle of an object, where nothing can touch it
 WORLD_BITS = {"contype": 2, "conaffinity": 3}
 MARKER = {"contype": 0, "conaffinity": 0, "group": 2, "mass": 0}  # visible, without contacts
 GREY, RED, GREEN, BLUE = (0.55, 0.57, 0.6, 1), (0.85, 0.2, 0.15, 1), (0.2, 0.7, 0.3, 1), (0.2, 0.4, 0.8, 1)
@@ -40,6 +43,24 @@ def add_object(spec: mujoco.MjSpec, name: str, shape: Shape, mass_kg: float, rgb
         name=name, type=geom, size=[*shape.size_m, 0, 0][:3], mass=mass_kg, rgba=rgba, condim=condim,
         friction=[1, 0.005, 0.001], **WORLD_BITS,
     )  # fmt: skip
+
+
+def with_all_kinds(spec: mujoco.MjSpec, shapes: Mapping[str, Sequence[Shape]]) -> mujoco.MjSpec:
+    """Return a scene whose objects of one geom have a geom of each kind of their ``shapes``, by the body's name.
+
+    It is for a simulator in which geoms cannot change their types. Mass and inertia stay.
+    """
+    spec, model = spec.copy(), spec.compile()
+    for name, choices in shapes.items():
+        body = spec.body(name)
+        first, now = body.geoms[0], model.body(name)
+        body.explicitinertial, body.mass, body.inertia = True, now.mass[0], now.inertia
+        for kind, condim in {KINDS[shape.kind]: None for shape in choices}:
+            if kind != first.type:
+                body.add_geom(
+                    type=kind, size=[HIDDEN_M] * 3, mass=0, condim=condim, friction=first.friction, **WORLD_BITS
+                )
+    return spec
 
 
 def add_object_sensors(spec: mujoco.MjSpec, name: str) -> None:

@@ -30,12 +30,13 @@ class View:
     """Named torch tensors over the live arrays of a batch: no copies, current after every control step.
 
     Tensors have a row per env, N, in metres, seconds and radians, with the batch's type and device. ``batch`` is for
-    model fields that a task sets per simulation. Accelerations and forces belong to the last step and are meaningless
-    at the start of an episode: read them by sensors, which are 0 there.
+    model fields that a task sets per simulation: it is ``models``, if they are kept apart. Accelerations and forces
+    belong to the last step and are meaningless at the start of an episode: read them by sensors, which are 0 there.
     """
 
-    def __init__(self, batch: Simulations, arm: ArmState) -> None:
-        self.batch, self.model, self.arm = batch, batch.model, arm
+    def __init__(self, batch: Simulations, arm: ArmState, models: Simulations | None = None) -> None:
+        self.batch, self.arm = models or batch, arm
+        self.model = self.batch.model
         self.qpos, self.qvel = live(batch.bind("qpos")), live(batch.bind("qvel"))
         self.mocap_pos, self.sensors = live(batch.bind("mocap_pos")), live(batch.bind("sensordata"))
         self.tcp_pos, self.tcp_mat = arm.tcp_pos, arm.tcp_mat

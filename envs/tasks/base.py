@@ -18,6 +18,7 @@ from embodied.core.errors import UserError
 from embodied.core.options import from_mapping
 from embodied.core.spec import SUCCESS, CameraSpec, EnvSpec, Instruction, StartStage, Term
 from embodied.envs.episodes.seeding import EpisodeRng
+from embodied.envs.mujoco.config import Shape
 from embodied.envs.mujoco.robots import ROBOTS
 from embodied.envs.mujoco.robots.base import Robot
 from embodied.envs.mujoco.scene import on_table
@@ -98,6 +99,13 @@ class Task:
         spec = on_table(self.robot)
         self.build_scene(spec)
         return spec
+
+    def shapes(self) -> Mapping[str, Sequence[Shape]]:
+        """Return the shapes that ``reset`` may give the geom of an object, by its body's name.
+
+        ``sim=warp`` must know them before it is built; others are as in the scene.
+        """
+        return {}
 
     # -- in the simulation ---------------------------------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ So neither the colour nor the shape alone identifies the target. Slots are bodie
 reset (object_shapes.py); they stand in any order in cells of the table. The vocabulary is data.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import mujoco
 import numpy as np
@@ -20,6 +20,7 @@ from torch.nn.functional import one_hot
 from embodied.core.spec import Difference, Instruction, Term
 from embodied.core.types import Role
 from embodied.envs.episodes.seeding import EpisodeRng
+from embodied.envs.mujoco.config import Shape
 from embodied.envs.mujoco.randomization.object_shapes import ShapeVariants
 from embodied.envs.mujoco.scene import GREY, add_object, add_object_sensors, add_tray
 from embodied.envs.mujoco.view import View
@@ -38,7 +39,10 @@ class Tabletop(Placing):
     instruction = "put the object that is named into the tray that is named"
     objects = SLOTS[:1]
     held_object = SLOTS[0]
+    recordable = True
     config: TabletopConfig
+    half_width_m: Tensor
+    half_height_m: Tensor
 
     @property
     def instructions(self) -> tuple[Instruction, ...]:
@@ -54,29 +58,34 @@ class Tabletop(Placing):
         for tray in words.trays:
             add_tray(spec, f"{tray}_tray", self.config.tray_half_m, self.config.wall_m, GREY)
 
+    def shapes(self) -> Mapping[str, Sequence[Shape]]:
+        return dict.fromkeys(SLOTS, tuple(self.config.words.shapes.values()))
+
     def bind(self, view: View) -> None:
         super().bind(view)
         words, config, num_envs = self.config.words, self.config, len(view.qpos)
+        device = view.qpos.device
         self.trays = [view.mocap(f"{tray}_tray") for tray in words.trays]
-        self.tray = torch.zeros(num_envs, 3, dtype=torch.float64)
+        self.tray = view.qpos.new_zeros(num_envs, 3)
         shapes, colors = list(words.shapes.values()), list(words.colors.values())
         self.variants = ShapeVariants(view.batch, SLOTS, shapes, config.object_mass_kg)
         self.rgba, self.geoms = view.batch.expand("geom_rgba"), [view.model.geom(name).id for name in SLOTS]
         self.rgb_C3 = np.array(colors)
         self.half_size_K2 = view.tensor([(shape.half_width_m, shape.half_height_m) for shape in shapes])
-        goals_G3 = torch.cartesian_prod(*(torch.arange(len(x)) for x in (colors, shapes, self.trays)))
+        goals_G3 = torch.cartesian_prod(*(torch.arange(len(x), device=device) for x in (colors, shapes, self.trays)))
         self.goal_I3 = goals_G3.repeat_interleave(len(words.templates), 0)  # colour, shape and tray of each instruction
         self.cells = torch.cartesian_prod(view.tensor(config.cells_x_m), view.tensor(config.cells_y_m))
-        self.shape_NB = torch.zeros(num_envs, len(SLOTS), dtype=torch.int64)
+        self.shape_NB = torch.zeros(num_envs, len(SLOTS), dtype=torch.int64, device=device)
         self.color_NB = torch.zeros_like(self.shape_NB)
-        self._update_scene(torch.arange(num_envs))
+        self.half_width_m, self.half_height_m = view.qpos.new_zeros(2, num_envs)
+        self._update_scene(torch.arange(num_envs, device=device))
 
     def reset(self, ids: Tensor, rng: EpisodeRng) -> None:
         words, config = self.config.words, self.config
         color, shape, _ = self.goal_I3[self.instruction_N[ids]].unbind(-1)
         self.color_NB[ids] = torch.stack([color, _other(color, len(words.colors), rng, "other_color"), color], -1)
         self.shape_NB[ids] = torch.stack([shape, shape, _other(shape, len(words.shapes), rng, "other_shape")], -1)
-        order = torch.from_numpy(rng.unit("cells", len(self.cells)).argsort(-1))
+        order = torch.from_numpy(rng.unit("cells", len(self.cells)).argsort(-1)).to(ids.device)
         for slot, name in enumerate(SLOTS):
             place = self.cells[order[:, slot]] + self._jitter(config.jitter_m, rng, f"{name}_pos")
             stand(self.view, name, ids, rng, place, self.half_size_K2[self.shape_NB[ids, slot], 1], config.yaw_rad)
@@ -90,12 +99,12 @@ class Tabletop(Placing):
 
     def _update_scene(self, ids: Tensor) -> None:
         """Set shapes and colours of the objects, and the target's tray, in envs ``ids`` [n]."""
-        rows = ids.numpy()
-        self.variants.apply(rows, self.shape_NB[ids].numpy())
-        self.rgba[rows[:, None], self.geoms, :3] = self.rgb_C3[self.color_NB[ids].numpy()]
+        rows = ids.cpu().numpy()
+        self.variants.apply(rows, self.shape_NB[ids].cpu().numpy())
+        self.rgba[rows[:, None], self.geoms, :3] = self.rgb_C3[self.color_NB[ids].cpu().numpy()]
         tray_n = self.goal_I3[self.instruction_N[ids], 2]
         self.tray[ids] = torch.stack(self.trays)[tray_n, ids]
-        self.half_width_m, self.half_height_m = self.half_size_K2[self.shape_NB[:, 0]].unbind(-1)
+        self.half_width_m[ids], self.half_height_m[ids] = self.half_size_K2[self.shape_NB[ids, 0]].unbind(-1)
 
     def rewards(self, success: Tensor) -> dict[str, Tensor]:
         """Return the terms of placing, and ``upright``, without which policies do not learn not to tip the target."""
@@ -129,7 +138,7 @@ class Tabletop(Placing):
         shape = Term("target_shape", len(shapes), meaning=f"1 for its shape of {', '.join(shapes)}, else 0")
         return (
             *cube_quantities(self, "target"),
-            Quantity(shape, lambda: one_hot(self.shape_NB[:, 0], len(shapes)).double()),
+            Quantity(shape, lambda: one_hot(self.shape_NB[:, 0], len(shapes)).to(self.view.qpos)),
             Quantity(Term("tray", 2, "m", "base", meaning="x, y of the tray"), lambda: self.tray[:, :2]),
             Quantity(Term("tray_from_target", 3, "m", "base", difference=Difference("tray", "target_pos"))),
             *(self._place_of(name) for name in SLOTS[1:]),
@@ -149,7 +158,7 @@ class Tabletop(Placing):
         solid_NB = self.color_NB * len(self.config.words.shapes) + self.shape_NB
         first = len(self.config.words.colors) * len(self.config.words.shapes)
         trays = enumerate(self.config.words.trays, first)
-        of_trays = {f"{tray}_tray": torch.full((len(solid_NB),), index) for index, tray in trays}
+        of_trays = {f"{tray}_tray": torch.full_like(solid_NB[:, 0], index) for index, tray in trays}
         return dict(zip(SLOTS, solid_NB.unbind(1), strict=True)) | of_trays
 
     def body_roles(self) -> dict[str, Tensor]:
@@ -166,4 +175,4 @@ class Tabletop(Placing):
 
 def _other(index_n: Tensor, size: int, rng: EpisodeRng, stream: str) -> Tensor:
     """Draw for each index below ``size`` another one, all equally likely, int64 [n]."""
-    return (index_n + 1 + torch.from_numpy(rng.uniform(stream, 0.0, size - 1.0)).long()) % size
+    return (index_n + 1 + torch.from_numpy(rng.uniform(stream, 0.0, size - 1.0)).long().to(index_n.device)) % size

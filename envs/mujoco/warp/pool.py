@@ -7,13 +7,14 @@ that wait for their next episode, whose results are ignored.
 """
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import torch
-from mujoco.batch import Batch
+from mujoco.batch import MODEL_FIELDS, Batch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -31,6 +32,7 @@ from embodied.envs.mujoco.pool import MAX_SPEED, StateDumps, pack_terms, step_re
 from embodied.envs.mujoco.randomization.non_model import NonModelRandomization, prepare
 from embodied.envs.mujoco.randomization.randomizer import Fields, Randomizer
 from embodied.envs.mujoco.randomization.terms import QUANTITIES
+from embodied.envs.mujoco.scene import with_all_kinds
 from embodied.envs.mujoco.view import View
 from embodied.envs.mujoco.viewer import FRONT, Viewer
 from embodied.envs.mujoco.warp.batch import INSTALL as INSTALL
@@ -66,17 +68,19 @@ class WarpPool(EpisodicEnv):
         prepare(spec, terms)
         self.model = spec.compile()
         self.substeps = task.config.substeps(self.model.opt.timestep)
-        self.batch = WarpBatch(self.model, num_envs, self.device, sim.max_contacts, sim.max_constraints)
+        simulated = with_all_kinds(spec, task.shapes()).compile()
+        self.batch = WarpBatch(simulated, num_envs, self.device, sim.max_contacts, sim.max_constraints)
+        self.models = Batch(self.model, num_envs)  # its state is unused
         for name, term in terms.items():
             if term.field not in QUANTITIES and not self.batch.can_vary(term.field):
                 only = f"{term.field} cannot differ between envs, allowed with sim=mujoco"
                 raise UserError(f"sim.randomization.{name}: sim=warp: {only}")
         self.arm = task.robot.attach_tensors(self.batch)
-        self.view = View(self.batch, self.arm)
+        self.view = View(self.batch, self.arm, self.models)
         task.instruction_N = torch.zeros(num_envs, dtype=torch.int64, device=self.device)
         task.bind(self.view)
+        self._reshapes = any(self.models.expanded(name) is not None for name in MODEL_FIELDS)  # ``task.reset`` does
         self.guard = WarpGuard(self.batch, Path(sim.dump_dir))
-        self.models = Batch(self.model, num_envs)  # its state is unused
         fields, self.noise = Fields(self.models), DeviceRng(self.steps_left_N)
         self.non_model = NonModelRandomization(self.arm, task, terms, fields, self.batch, self.noise.normal)
         self.randomizer = Randomizer(fields, terms, self.non_model.targets, task.config.control_dt_s)
@@ -108,7 +112,8 @@ class WarpPool(EpisodicEnv):
         self.batch.reset(rows)
         self.arm.reset(rows, self.view.tensor(self.task.robot.start_qpos(rng, held)))
         self.task.instruction_N[rows] = self._on_device(plans.instruction_n)
-        self.task.reset(rows, rng)
+        with self._reshaping(ids):
+            self.task.reset(rows, rng)
         self.batch.forward()
         if held.any():
             self.task.put_in_hand(self._on_device(ids[held]))
@@ -189,11 +194,21 @@ class WarpPool(EpisodicEnv):
     def _begin(self, ids: Ints) -> None:
         """Bring the present models and random numbers of envs ``ids`` to the device."""
         with self.non_model.resizing(ids):
-            pass  # tasks that change shapes themselves are refused
+            pass  # scales what has the model's own shape
         self.fields.send(ids)
         self._rng = EpisodeRng(self.plans.seed_n, self.plans.number_n)
         self._made_N[ids] = self.steps_made_N()[ids]
         self.noise.start(self._on_device(ids), self._rng.rows(ids), self.plans.time_limit_n[ids])
+
+    @contextmanager
+    def _reshaping(self, ids: Ints) -> Iterator[None]:
+        """Bring to the device what the task changes of the models of envs ``ids`` inside the block."""
+        if not self._reshapes:
+            yield
+            return
+        with self.non_model.resizing(ids):
+            yield
+        self.fields.send(ids)
 
     def _change(self, ids: Ints) -> None:
         """Apply the terms of mode ``interval`` before a control step of envs ``ids``."""
@@ -243,8 +258,9 @@ class WarpPool(EpisodicEnv):
             self._begin(np.arange(self.num_envs))
         self.task.instruction_N.copy_(torch.from_numpy(self.plans.instruction_n))
         self.batch.load_state(state["physics"])
+        with self._reshaping(np.arange(self.num_envs)):
+            self.task.load_state_dict(state)
         self.batch.forward()
-        self.task.load_state_dict(state)
         self.view.changed()
         if self.rig is not None:
             self.rig.start(np.arange(self.num_envs), EpisodeRng(self.plans.seed_n, self.plans.number_n))

@@ -14,35 +14,52 @@ from torch import Tensor
 from embodied.core.episodes import Ints
 from embodied.envs.episodes.seeding import EpisodeRng, counters
 from embodied.envs.mujoco.robots.base import Simulations
+from embodied.envs.mujoco.scene import HIDDEN_M
 
 DERIVED = (
     "body_subtreemass", "body_invweight0", "dof_invweight0", "actuator_acc0", "tendon_length0", "tendon_invweight0",
     "tendon_lengthspring", "eq_data", "geom_rbound", "geom_aabb",
 )  # fmt: skip
 """Fields that ``mj_setConst`` computes and MuJoCo Warp simulates with."""
+SHAPE_FIELDS = {"geom_size", "geom_rbound", "geom_aabb"}
+UNUSED = {"bvh_aabb", "dof_M0", "dof_length"}
+"""Fields that follow from others and MuJoCo Warp does not simulate with."""
 
 
 class DeviceFields:
     """Copy model fields that vary between envs to a device. Their arrays keep their addresses.
 
-    source: its expanded fields are copied, and those that are derived from them.
+    source: its expanded fields are copied, and those that are derived from them. batch: of the same model, or of that
+    of ``with_all_kinds``, where one geom of an object is the real one.
     """
 
     def __init__(self, source: Batch, batch: Simulations, device: torch.device) -> None:
         names = {name for name in MODEL_FIELDS if source.expanded(name) is not None}
         if not names.isdisjoint(mujoco.MjModel._setconst_inputs):
             names.update(name for name in DERIVED if getattr(source.model, name).size)
-        names.discard("bvh_aabb")  # MuJoCo Warp has no bounding volumes of bodies
-        self.source, self.device = source, device
+        names -= UNUSED
+        ours, theirs = source.model, batch.model
+        first_G = theirs.body_geomadr[theirs.geom_bodyid]
+        place_G = np.minimum(np.arange(theirs.ngeom) - first_G, ours.body_geomnum[theirs.geom_bodyid] - 1)
+        self._geom_G = ours.body_geomadr[theirs.geom_bodyid] + place_G  # geom of ``source`` that each geom stands for
+        if theirs.ngeom > ours.ngeom:  # ``with_all_kinds``
+            names -= {"geom_type", "geom_condim"}
+        self.source, self.device, self._type_G = source, device, theirs.geom_type
         self._live: dict[str, Tensor] = {name: batch.expand(name) for name in sorted(names)}
 
     def send(self, ids: Ints) -> None:
         """Copy the values of envs ``ids`` [n]."""
-        rows = torch.from_numpy(ids).to(self.device)
+        rows, types = torch.from_numpy(ids).to(self.device), self.source.expanded("geom_type")
         for name, live in self._live.items():
             values = self.source.expanded(name)
-            if values is not None:  # a derived field that has the model's own value in all envs is not expanded
-                live[rows] = torch.from_numpy(values[ids]).to(live)
+            if values is None:  # a derived field that has the model's own value in all envs is not expanded
+                continue
+            values = values[ids]
+            if name.startswith("geom_"):
+                values = values[:, self._geom_G]
+            if name in SHAPE_FIELDS and types is not None:
+                values[types[ids][:, self._geom_G] != self._type_G] = HIDDEN_M
+            live[rows] = torch.from_numpy(values).to(live)
 
 
 class DeviceRng:
