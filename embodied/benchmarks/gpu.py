@@ -8,6 +8,8 @@
               the log-probability moves with the batch size; update of the recipe ``vla-ppo`` as a share of
               product_tflop_s (counted: the prefix once, forward and backward pass of what is trained); peak memory,
               also that of LoRA with small minibatches
+    cameras   sim=warp with two cameras of 64 x 64 pixels, by number of envs: images/s, and control steps/s with the
+              images of every chunk
     threads   pool of sim=mujoco / its bare engine, by number of threads
 
 The parts are in the order of importance. Each runs in a process of its own for at most its time, LIMITS_S, because a
@@ -40,17 +42,27 @@ from embodied.core.episodes import EpisodeStats
 from embodied.core.execution import obs_to
 from embodied.core.graphs import Recorded
 from embodied.core.options import config_dataclass
-from embodied.core.spec import EnvSpec
+from embodied.core.spec import CameraSpec, EnvSpec
 from embodied.core.types import Fragment, Obs
-from embodied.envs import make_pool, make_sampler
+from embodied.envs import TASKS, SamplerSetup, UniformConfig, UniformSampler, make_pool, make_sampler
+from embodied.envs.mujoco.config import WarpConfig
+from embodied.envs.mujoco.warp.pool import WarpPool
 from embodied.report.metrics import write_json
 from embodied.runtime import threads
 from embodied.session.config import compose_run
 from embodied.session.factories import make_policy, make_spec
 from embodied.trainers.reinforcement import build
 
-Part = Literal["floors", "pool", "train", "solve", "pi0", "threads"]
-LIMITS_S = {"floors": 20, "pool": 80, "train": 100, "solve": 110, "pi0": 150, "threads": 30}  # together some 8 minutes
+Part = Literal["floors", "pool", "train", "solve", "pi0", "cameras", "threads"]
+LIMITS_S = {
+    "floors": 20,
+    "pool": 80,
+    "train": 100,
+    "solve": 110,
+    "pi0": 150,
+    "cameras": 30,
+    "threads": 20,
+}  # some 8 minutes
 PRODUCT = {True: (256, 2), False: (8192, 20)}  # size of the matrices and rounds, by ``short``
 SHORT_LIMIT_S = 300  # of any part on a CPU, where Warp compiles its kernels
 
@@ -264,6 +276,22 @@ def precision(report: Report, name: str, policy: Any, obs: Obs, device: torch.de
         report.add(f"{name}_mean_ratio_{rows}", float(log_ratio_N.exp().mean()), "", batch=rows)
 
 
+def cameras(report: Report, device: torch.device, short: bool) -> None:
+    task, size = TASKS[TASK], {"side": 64, "cameras": 2}
+    specs = [CameraSpec.square(name, size["side"]) for name in ("front", "wrist")]
+    for num_envs in (2,) if short else (4096, 1024):
+        sim = WarpConfig(device=str(device))
+        pool = WarpPool(task.build(task.config()), num_envs=num_envs, sim=sim, cameras=specs)
+        pool.reset(UniformSampler(pool.spec, UniformConfig(), SamplerSetup(num_envs, stagger=True)))
+        still, rounds = torch.zeros(num_envs, CHUNK, pool.spec.action_dim, device=device), 2 if short else 10
+        painted_s, stepped_s = (
+            timed_on(device, pool.observe, rounds),
+            timed_on(device, partial(pool.step, still), rounds),
+        )
+        report.add(f"camera_images_{num_envs}", 2 * num_envs / painted_s, "images/s", **size)
+        report.add(f"camera_steps_{num_envs}", CHUNK * num_envs / stepped_s, "control steps/s", chunk=CHUNK, **size)
+
+
 def threads_part(report: Report, device: torch.device, short: bool) -> None:
     cores = threads.available_cores()
     counts = [2**i for i in range(cores.bit_length()) if 2**i < cores] + [cores]
@@ -277,7 +305,8 @@ def threads_part(report: Report, device: torch.device, short: bool) -> None:
 
 
 PARTS: Mapping[str, Callable[[Report, torch.device, bool], None]] = {
-    "floors": floors, "pool": pool, "train": train, "solve": solve, "pi0": pi0, "threads": threads_part,
+    "floors": floors, "pool": pool, "train": train, "solve": solve, "pi0": pi0, "cameras": cameras,
+    "threads": threads_part,
 }  # fmt: skip
 
 
