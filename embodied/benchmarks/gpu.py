@@ -300,7 +300,8 @@ def threads_part(report: Report, device: torch.device, short: bool) -> None:
             envs = make_pool(TASK, {}, num_envs=num_envs, num_threads=num_threads)
             envs.reset(make_sampler(envs, stagger=True))
             replay = Replay(envs, CHUNK if short else 4 * CHUNK, CHUNK)
-            ratio = against_engine(report, replay, {"engine": Batch(envs.model, num_envs, num_threads)}, 3)
+            engine = Batch(envs.task.scene().compile(), num_envs, num_threads)
+            ratio = against_engine(report, replay, {"engine": engine}, 3)
             report.ratio(f"pool_over_engine_{num_envs}_threads_{num_threads}", ratio)
 
 

@@ -1,6 +1,6 @@
 """Speed and memory of the environment pool. All speeds are control steps per second, over all envs.
 
-    pool_over_engine_1024        pool / bare engine, same envs, states and controls (see ``Replay``)
+    pool_over_engine_1024        pool / bare engine with gravity and timers, same envs, states and controls (``Replay``)
     pool_flatness_256_8192       pool with n envs / pool with 1,024 envs, the smallest over n
     pool_over_envpool            pool / EnvPool's PandaPickCube-v1, if installed; its control step is shorter
     warp_pool_over_engine        pool of sim=warp / the recorded kernels of MuJoCo Warp alone, as above, 64 envs
@@ -16,6 +16,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from statistics import median
 from typing import Any
@@ -29,6 +30,7 @@ from embodied.benchmarks import adapters
 from embodied.benchmarks.measure import Report, built, in_turns, paired, timed
 from embodied.envs import TASKS, MujocoPool, SamplerSetup, UniformConfig, UniformSampler, make_pool, make_sampler
 from embodied.envs.mujoco.config import WarpConfig
+from embodied.envs.mujoco.engine import timers
 from embodied.envs.mujoco.warp.batch import WarpBatch
 from embodied.envs.mujoco.warp.pool import WarpPool
 from embodied.runtime import threads
@@ -46,11 +48,12 @@ def measure(short: bool) -> Report:
     rounds, env_steps = (2, 64) if short else (9, 16_384)
     reference = _pool(TASK, 16 if short else 1024)
     _speed(reference, 40)
-    plain, persistent = (  # with the constructor's defaults, and as the pool's
-        Batch(reference.model, reference.num_envs, reference.batch.nthread, persistent=kept) for kept in (False, True)
+    original, reduced = (  # of the task's own model, and of the pool's (embodied/envs/mujoco/engine.py)
+        Batch(model, reference.num_envs, reference.batch.nthread)
+        for model in (reference.task.scene().compile(), reference.model)
     )
     replay = Replay(reference, max(2, env_steps // reference.num_envs), CHUNK)
-    ratio = against_engine(report, replay, {"engine": plain, "engine_persistent": persistent}, rounds)
+    ratio = against_engine(report, replay, {"engine": original, "engine_reduced": reduced}, rounds)
     report.ratio("pool_over_engine_1024", ratio)
     flatness(report, reference, (8, 32) if short else (256, 512, 2048, 4096, 8192), rounds, env_steps)
     against_envpool(report, 4 if short else 64, rounds, env_steps)
@@ -83,12 +86,15 @@ class Replay:
         return speed
 
     def engine_speed(self, batch: Batch | WarpBatch) -> float:
-        """Replay the recorded controls in ``batch``; return its speed."""
+        """Replay the recorded controls in ``batch``, with timers if it simulates gravity; return its speed."""
+        mode: AbstractContextManager[None] = nullcontext()
         if isinstance(batch, WarpBatch):
             batch.load_state(self.start)
             batch.forward()
         else:
             batch.state[:] = self.start
+            if batch.model.opt.gravity.any():
+                batch.bind("xfrc_applied")[:], mode = 0, timers()  # without the pool's weights
 
         def loop() -> None:
             ctrl = batch.bind("ctrl")
@@ -97,7 +103,8 @@ class Replay:
                 batch.step(nstep=self.pool.substeps)
             torch.as_tensor(ctrl).cpu()  # waits for a GPU
 
-        return self.num_steps * self.pool.num_envs / timed(loop)
+        with mode:
+            return self.num_steps * self.pool.num_envs / timed(loop)
 
 
 def against_engine(report: Report, replay: Replay, engines: Mapping[str, Batch | WarpBatch], rounds: int) -> float:

@@ -29,6 +29,7 @@ from embodied.core.types import Obs
 from embodied.envs.base.episodic import Advance, EpisodicEnv
 from embodied.envs.episodes.seeding import EpisodeRng
 from embodied.envs.mujoco.config import SimConfig
+from embodied.envs.mujoco.engine import Weights, stop_timers, take_gravity
 from embodied.envs.mujoco.randomization.non_model import NonModelRandomization, prepare
 from embodied.envs.mujoco.randomization.randomizer import Fields, Randomizer
 from embodied.envs.mujoco.view import View
@@ -78,7 +79,10 @@ class MujocoPool(EpisodicEnv):
         prepare(spec, terms)
         self.model = spec.compile()
         self.substeps = task.config.substeps(self.model.opt.timestep)
+        stop_timers()
+        gravity_3 = take_gravity(self.model)
         self.batch = Batch(self.model, num_envs, num_threads, persistent=True)
+        self.weights = Weights(self.batch, gravity_3)
         self._builder = Builder(can_fork=self.batch.nthread == 1)
         initial = self.batch.state[0].copy()
         self.arm = task.robot.attach(self.batch)
@@ -118,6 +122,7 @@ class MujocoPool(EpisodicEnv):
         self.task.instruction_N[rows] = torch.from_numpy(plans.instruction_n)
         with self.non_model.resizing(ids):
             self.task.reset(rows, rng)
+        self.weights.apply(ids)
         self.batch.forward(ids, stage=_CURRENT)
         if held.any():
             self.task.put_in_hand(rows[torch.from_numpy(held)])
@@ -132,6 +137,7 @@ class MujocoPool(EpisodicEnv):
         if self.randomizer.intervals:
             changed = self.randomizer.step(self._rng, self.steps_made_N(), ids)
             if len(changed):
+                self.weights.apply(changed)
                 self.batch.forward(changed, stage=_CURRENT)
         self.guard.remember()
         self.arm.apply(action_NA.double().numpy(), ids, self.non_model.measured())
@@ -184,6 +190,7 @@ class MujocoPool(EpisodicEnv):
             self.task.load_state_dict(state)
         self.batch.forward(stage=_CURRENT)
         self.batch.state[:] = state["physics"].numpy()
+        self.weights.apply(np.arange(self.num_envs))  # the state may be of a version whose engine simulated gravity
         self.view.changed()
         if self.rig is not None:
             self.rig.start(np.arange(self.num_envs), self._rng)

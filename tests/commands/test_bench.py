@@ -134,12 +134,12 @@ def test_a_result_is_never_overwritten(tmp_path: Path) -> None:
     assert path.read_text() == "mine"
 
 
-@pytest.mark.parametrize("persistent", [False, True])
-def test_the_bare_engine_computes_what_the_pool_computed(persistent: bool) -> None:
+@pytest.mark.parametrize("original", [False, True])
+def test_the_bare_engine_computes_what_the_pool_computed(original: bool) -> None:
     pool = make_pool("pick_place", {}, num_envs=4, num_threads=1)
     pool.reset(make_sampler(pool))
     replay = Replay(pool, 6, chunk=2)
-    batch = Batch(pool.model, 4, 1, persistent=persistent)
+    batch = Batch(pool.task.scene().compile() if original else pool.model, 4, 1)
     for _ in range(2):
         assert replay.pool_speed() > 0
         assert replay.engine_speed(batch) > 0
