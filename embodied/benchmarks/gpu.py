@@ -8,8 +8,8 @@
               the log-probability moves with the batch size; update of the recipe ``vla-ppo`` as a share of
               product_tflop_s (counted: the prefix once, forward and backward pass of what is trained); peak memory,
               also that of LoRA with small minibatches
-    cameras   sim=warp with two cameras of 64 x 64 pixels, by number of envs: images/s, and control steps/s with the
-              images of every chunk
+    cameras   sim=warp with two cameras of 64 x 64 pixels, by number of envs: share of the pixels that sim=mujoco paints
+              otherwise (by more than 8 of 255), images/s, and control steps/s with the images of every chunk
     threads   pool of sim=mujoco / its bare engine, by number of threads
 
 The parts are in the order of importance. Each runs in a process of its own for at most its time, LIMITS_S, because a
@@ -282,7 +282,12 @@ def cameras(report: Report, device: torch.device, short: bool) -> None:
     for num_envs in (2,) if short else (4096, 1024):
         sim = WarpConfig(device=str(device))
         pool = WarpPool(task.build(task.config()), num_envs=num_envs, sim=sim, cameras=specs)
-        pool.reset(UniformSampler(pool.spec, UniformConfig(), SamplerSetup(num_envs, stagger=True)))
+        sampler = UniformSampler(pool.spec, UniformConfig(), SamplerSetup(num_envs, stagger=True))
+        seen, on_cpu = pool.reset(sampler), make_pool(TASK, {}, num_envs=num_envs, cameras=specs)
+        for key, expected in on_cpu.reset(make_sampler(on_cpu, stagger=True)).items():
+            if key.startswith("images."):
+                off = (seen[key].cpu().int() - expected.int()).abs().amax(-1) > 8
+                report.add(f"camera_pixels_off_{key[7:]}_{num_envs}", float(off.float().mean()), "share", **size)
         still, rounds = torch.zeros(num_envs, CHUNK, pool.spec.action_dim, device=device), 2 if short else 10
         painted_s, stepped_s = (
             timed_on(device, pool.observe, rounds),

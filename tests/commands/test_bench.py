@@ -212,8 +212,14 @@ def test_bench_gpu_keeps_what_its_parts_have_measured(tmp_path: Path, monkeypatc
     outcome = run(bench.main, ["gpu", "short=true", "parts=threads,floors,pi0", f"out={tmp_path / 'gpu.json'}"])
     assert outcome.code == 0, outcome.stderr
     names = {row["name"] for row in outcome.result["rows"]}
-    assert {"copy_gb_s", "product_tflop_s", "pi0_act_1", "pi0_update", "pi0_log_ratio_99_2"} <= names
-    assert {"pi0_update_over_product", "pool_over_engine_8_threads_1"} <= set(outcome.result["ratios"])
+    assert {
+        "copy_gb_s",
+        "product_tflop_s",
+        "pi0_bfloat16_act_1",
+        "pi0_lora_update",
+        "pi0_tfloat32_log_ratio_99_2",
+    } <= names
+    assert {"pi0_bfloat16_update_over_product", "pool_over_engine_8_threads_1"} <= set(outcome.result["ratios"])
     assert {row["settings"]["device"] for row in outcome.result["rows"]} == {"cpu"}
     kept = json.loads((tmp_path / "gpu.json").read_text())
     assert (kept["rows"], kept["ratios"]) == (outcome.result["rows"], outcome.result["ratios"])
