@@ -41,8 +41,7 @@ class DeviceRig(Rig):
     ) -> None:
         super().__init__(models, spec, visuals, cameras, randomization)
         model, self.device = self.model, sims.device
-        self._ground = model.geom_group == GROUND
-        for geom in np.flatnonzero(~self._ground & ~np.isin(model.geom_type, list(SOLIDS))):
+        for geom in np.flatnonzero((model.geom_group != GROUND) & ~np.isin(model.geom_type, list(SOLIDS))):
             kind, body = mujoco.mjtGeom(model.geom_type[geom]).name, model.body(model.geom_bodyid[geom]).name
             raise UserError(
                 f"sim=warp: its cameras do not show {body}, which has a geom of type {kind}: use sim=mujoco"
@@ -62,9 +61,9 @@ class DeviceRig(Rig):
         fixed = [
             torch.tensor(x).to(sims.device) for x in (model.geom_bodyid, *map(np.float32, (model.geom_pos, turn_G9)))
         ]
-        of_bodies = [sims.bind("xpos"), sims.bind("xmat")]
-        live = self._live
-        scene = [live["sun"], live["brightness"], *of_bodies, *fixed, live["kind"], live["size"], live["rgba"]]
+        of_bodies, live = [sims.bind("xpos"), sims.bind("xmat")], self._live
+        of_geoms = [*fixed, live["kind"], live["size"], live["rgba"]]
+        scene = [live["sun"], live["brightness"], *of_bodies, *of_geoms]
         ground = [model.geom(name).id for name in ("table_top", "floor")]
         self._inputs = []  # of the kernel after ``shown_N``, by camera
         for camera in self.cameras:
@@ -87,8 +86,8 @@ class DeviceRig(Rig):
 
     def copy_geoms(self, ids: Ids) -> Array:
         self._twin.copy_geoms(ids)
-        kind, size = (field_values(self._twin.batch, f"geom_{name}", ids) for name in ("type", "size"))
-        self._send(ids, {"kind": np.where(self._ground, -1, kind), "size": size})
+        kind, size, radius = (field_values(self._twin.batch, f"geom_{x}", ids) for x in ("type", "size", "rbound"))
+        self._send(ids, {"kind": kind, "size": np.concatenate([size, radius[..., None]], -1)})
         return geom_colors(self._twin.batch, ids)
 
     def paint(self, images: Obs, shown_N: Tensor) -> None:

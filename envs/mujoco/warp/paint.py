@@ -83,18 +83,6 @@ def hit_of(kind: int, size: wp.vec3, origin: wp.vec3, ray: wp.vec3) -> tuple[flo
 
 
 @wp.func
-def reach(kind: int, size: wp.vec3) -> float:
-    """Return the radius of a sphere about a geom."""
-    if kind == BOX:
-        return wp.length(size)
-    if kind == CAPSULE:
-        return size[0] + size[1]
-    if kind == CYLINDER:
-        return wp.length(wp.vec2(size[0], size[1]))
-    return wp.where(kind == SPHERE, size[0], wp.max(size))
-
-
-@wp.func
 def lit(normal: wp.vec3, way: wp.vec3, sun: wp.vec3) -> float:
     """Return the light that a white surface reflects along ``way``, a unit vector from the camera."""
     facing = -wp.dot(normal, way)
@@ -127,7 +115,7 @@ def paint(
     pos_G: wp.array[wp.vec3],
     rotation_G: wp.array[wp.mat33],
     kind_NG: wp.array2d[int],
-    size_NG: wp.array2d[wp.vec3],
+    size_NG: wp.array2d[wp.vec4],
     rgba_NG: wp.array2d[wp.vec4],
     table: int,
     floor: int,
@@ -135,7 +123,7 @@ def paint(
 ) -> None:
     """Paint a pixel of a camera in the envs that are shown. mount: what moves it, of C bodies or cameras of the MJCF.
 
-    Geoms of a kind below 0 are not drawn; ``table`` and ``floor`` are horizontal planes that are drawn for themselves.
+    size: of each geom, and its radius about its centre, 0 for the horizontal planes ``table`` and ``floor``.
     """
     n, row, column = wp.tid()
     if not shown_N[n]:
@@ -150,8 +138,8 @@ def paint(
     # table, floor and sky
     light = lit(wp.vec3(0.0, 0.0, 1.0), wp.vec3(way[0], way[1], wp.min(way[2], 0.0)), sun) * brightness
     depth = (pos_G[table][2] - origin[2]) / ray[2]
-    beside = wp.abs(origin + depth * ray - pos_G[table]) - size_NG[n, table]
-    if depth > 0.0 and ray[2] < 0.0 and beside[0] <= 0.0 and beside[1] <= 0.0:
+    beside, half = wp.abs(origin + depth * ray - pos_G[table]), size_NG[n, table]
+    if depth > 0.0 and ray[2] < 0.0 and beside[0] <= half[0] and beside[1] <= half[1]:
         color = light * wp.vec3(rgba_NG[n, table][0], rgba_NG[n, table][1], rgba_NG[n, table][2])
     else:
         color = (SKY_LOW + wp.sqrt(wp.max(way[2], 0.0)) * (SKY_HIGH - SKY_LOW)) * brightness
@@ -168,16 +156,14 @@ def paint(
     # the nearest opaque geom, and the nearest translucent one in front of it
     glass_depth, glass = float(wp.inf), wp.vec4()
     for g in range(body_G.shape[0]):
-        kind, size, body = kind_NG[n, g], size_NG[n, g], body_G[g]
-        if kind < 0:
-            continue
+        body, extent = body_G[g], size_NG[n, g]
         offset = origin - xpos_NB[n, body] - xmat_NB[n, body] @ pos_G[g]
         near = offset - wp.dot(offset, way) * way
-        if wp.length(near) > 1.001 * reach(kind, size):
+        if wp.length(near) >= 1.001 * extent[3]:
             continue
         turn = xmat_NB[n, body] @ rotation_G[g]
         back = wp.transpose(turn)
-        hit, normal = hit_of(kind, size, back @ offset, back @ ray)
+        hit, normal = hit_of(kind_NG[n, g], wp.vec3(extent[0], extent[1], extent[2]), back @ offset, back @ ray)
         rgba = rgba_NG[n, g]
         if hit > 0.0 and hit < wp.where(rgba[3] == 1.0, depth, glass_depth):
             shade = lit(turn @ normal, way, sun) * brightness * wp.vec3(rgba[0], rgba[1], rgba[2])
