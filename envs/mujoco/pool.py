@@ -179,7 +179,6 @@ class MujocoPool(EpisodicEnv):
 
     def load_state_dict(self, state: Mapping[str, Tensor], sampler: EpisodeSampler) -> None:
         check_state(state, self.state_dict())
-        self.randomizer.load_state_dict(state)
         self.load_episode_state(state, sampler)
         self._model_seed_N[:] = state["model_seed"].numpy()
         self.batch.state[:] = state["physics"].numpy()
@@ -188,6 +187,7 @@ class MujocoPool(EpisodicEnv):
         self.task.instruction_N.copy_(torch.from_numpy(self.plans.instruction_n))
         with self.non_model.resizing(np.arange(self.num_envs)):
             self.task.load_state_dict(state)
+        self.randomizer.load_state_dict(state)  # after sizes and shapes, which set inertia too
         self.batch.forward(stage=_CURRENT)
         self.batch.state[:] = state["physics"].numpy()
         self.weights.apply(np.arange(self.num_envs))  # the state may be of a version whose engine simulated gravity

@@ -25,6 +25,10 @@ from tests.envs.helpers import TASK_NAMES, actions, assert_same, pool, restart
 SIM2REAL = read_preset(CONFIG_DIR, "randomization", "sim2real")
 
 
+CHANGING_MASS = {"randomization": {
+    "size": {"field": "object_size", "range": [0.9, 1.1]},
+    "mass": {"field": "body_mass", "names": ["objects"], "range": [0.5, 2.0], "mode": "interval", "interval_s": 0.1},
+}}  # fmt: skip
 JOINT_ACTIONS = {"control": {"mode": "joint_delta"}}
 
 
@@ -308,18 +312,35 @@ def test_a_field_of_the_model_can_change_within_an_episode() -> None:
     assert changes.tolist() == [2] * 5
 
 
+@pytest.mark.parametrize("task", ["stack", "tabletop"])
+def test_a_mass_that_changes_within_an_episode_keeps_the_object_s_size_and_shape(task: str) -> None:
+    env = pool(task, 6, sim=CHANGING_MASS)
+    bodies = [env.model.body(name).id for name in env.task.objects]
+    mass, inertia = (env.batch.expand(name)[:, bodies] for name in ("body_mass", "body_inertia"))
+    first, per_mass = mass.copy(), inertia / mass[..., None]
+    assert np.ptp(env.view.sizes[env.task.objects[0]].numpy()) > 0.01
+    for _ in range(6):
+        env.step(torch.zeros(6, 4))
+        mass, inertia = (env.batch.expand(name)[:, bodies] for name in ("body_mass", "body_inertia"))
+        np.testing.assert_allclose(inertia / mass[..., None], per_mass, rtol=1e-12)
+    assert (mass != first).all()
+
+
 # -- plans and resume --------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("task", ["pick_place", "tabletop"])
-def test_continues_exactly_from_its_state(task: str) -> None:
+@pytest.mark.parametrize(
+    ("task", "sim"),
+    [("pick_place", SIM2REAL), ("tabletop", SIM2REAL), ("tabletop", CHANGING_MASS), ("stack", CHANGING_MASS)],
+)
+def test_continues_exactly_from_its_state(task: str, sim: dict[str, Any]) -> None:
     n, plan, options = 4, actions([0, 1, 2, 3], 30, 4), {"stagger": True, "stages": True}
-    env = pool(task, n, 9, sim=SIM2REAL, seed=3, **options)
+    env = pool(task, n, 9, sim=sim, seed=3, **options)
     for t in range(13):
         env.step(plan[:, t])
     state = {key: value.clone() for key, value in env.state_dict().items()}
     assert env.sampler is not None
     drawn, obs = env.sampler.state_dict(), env.observe()
     expected = [env.step(plan[:, t]) for t in range(13, 30)]
-    other = pool(task, n, 9, sim=SIM2REAL, seed=99)
+    other = pool(task, n, 9, sim=sim, seed=99)
     other.step(plan[:, 0])
     for resumed in (other, env):
         sampler = make_sampler(resumed, 3, **options)

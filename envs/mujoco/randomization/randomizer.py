@@ -31,6 +31,9 @@ class Target:
     derives = False
     """Whether the engine derives constants from it, which are stale after ``write``."""
 
+    def renew(self, ids: np.ndarray) -> None:
+        """Give what ``write`` scales the model's own values in envs ``ids`` [n], whose episodes begin."""
+
     def write(self, ids: np.ndarray, value_nE: np.ndarray) -> None:
         """Write numbers [n, size] of envs ``ids`` [n]."""
         raise NotImplementedError
@@ -75,6 +78,11 @@ class ModelField(Target):
             if term.field in _DEPENDENT_FIELDS:
                 fields.add(_DEPENDENT_FIELDS[term.field])
 
+    def renew(self, ids: np.ndarray) -> None:
+        if self.term.field == "body_mass" and len(self.rows):
+            for name in ("body_mass", "body_inertia"):
+                self.fields.values[name][ids[:, None], self.rows] = getattr(self.model, name)[self.rows]
+
     def write(self, ids: np.ndarray, value_nE: np.ndarray) -> None:
         if not len(self.rows):
             return
@@ -82,10 +90,9 @@ class ModelField(Target):
         at, value_nR = (ids[:, None], self.rows), value_nE[:, self.entry_of_row]
         value = value_nR.reshape(*value_nR.shape, *[1] * (self.nominal.ndim - 1))
         changed = {"abs": value, "scale": self.nominal * value, "add": self.nominal + value}[term.operation]
+        if term.field == "body_mass":  # the inertia may be that of another size or shape than the model's
+            values["body_inertia"][at] *= (changed / values["body_mass"][at])[..., None]
         values[term.field][at if term.column is None else (*at, term.column)] = changed
-        if term.field == "body_mass":
-            ratio = values["body_mass"][at] / self.nominal
-            values["body_inertia"][at] = self.model.body_inertia[self.rows] * ratio[..., None]
         if term.field == "actuator_gainprm":  # a position servo pulls with kp (ctrl - q): both entries are kp
             values["actuator_biasprm"][*at, 1] = -values["actuator_gainprm"][*at, 0]
 
@@ -117,6 +124,7 @@ class Randomizer:
             if chosen.any() and not self.targets[name].pushes:
                 source = of_first if term.mode == "startup" else rng
                 value_nE = self._draw(name, source, np.zeros(len(ids), np.int64))
+                self.targets[name].renew(ids[chosen])
                 self.targets[name].write(ids[chosen], value_nE[chosen])
                 stale |= chosen & self.targets[name].derives
         if stale.any():

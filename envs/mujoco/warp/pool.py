@@ -252,7 +252,6 @@ class WarpPool(EpisodicEnv):
         check_state(state, self.state_dict())
         self.load_episode_state(state, sampler)
         if self.randomizer.terms:
-            self.randomizer.load_state_dict(state)
             self._model_seed_N[:] = state["model_seed"].numpy()
             self.non_model.load_state_dict(state)
             self._begin(np.arange(self.num_envs))
@@ -260,6 +259,9 @@ class WarpPool(EpisodicEnv):
         self.batch.load_state(state["physics"])
         with self._reshaping(np.arange(self.num_envs)):
             self.task.load_state_dict(state)
+        if self.randomizer.terms:
+            self.randomizer.load_state_dict(state)  # after sizes and shapes, which set inertia too
+            self.fields.send(np.arange(self.num_envs))
         self.batch.forward()
         self.view.changed()
         if self.rig is not None:
