@@ -13,7 +13,7 @@ Suffixes: N decisions, C cameras, P prefix tokens, S denoise steps, H action tok
 steps, L layers, G key-value heads, D size of a head, Q queries of a key-value head, T tokens that they attend to.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -60,34 +60,20 @@ def encode_prefix(
     real_NP = torch.cat((real_NT.new_ones(image.shape[:2]), real_NT), 1)
     rotation = _rotation(language, x, real_NP.cumsum(-1) - 1)
     bias = _padding_bias(real_NP, x.dtype)
-    scales = norm_scales(language)
     keys, values = [], []
     for index, layer in enumerate(language.layers):
-        normed = _rms_norm(layer.input_layernorm, x, scales.first[index])
+        normed = _rms_norm(layer.input_layernorm, x, norm_scales([layer.input_layernorm])[0])
         key, value = _keys_values(layer.self_attn, normed, rotation)
         keys.append(key)
         values.append(value)
         if index + 1 < len(language.layers):
-            x = _layer(layer, x, normed, rotation, key, value, bias, scales.second[index])
+            x = _layer(layer, x, normed, rotation, key, value, bias, *norm_scales([layer.post_attention_layernorm]))
     return Prefix(torch.stack(keys, 1), torch.stack(values, 1), real_NP), ImageTokens(image, x[:, : image.shape[1]])
 
 
-class NormScales(NamedTuple):
-    """Factors of the norms of a transformer, 1 + weight, float32 [hidden] each."""
-
-    first: tuple[Tensor, ...]
-    second: tuple[Tensor, ...]
-    """Of each layer: of the input of its attention, and of its feed-forward part."""
-    last: Tensor
-    """Of its output."""
-
-
-def norm_scales(transformer: Any) -> NormScales:
-    """Compute the factors of all norms at once: a kernel for each would be felt when one observation is acted on."""
-    layers = transformer.layers
-    norms = [layer.input_layernorm for layer in layers] + [layer.post_attention_layernorm for layer in layers]
-    scales = (1.0 + torch.stack([norm.weight for norm in (*norms, transformer.norm)]).float()).unbind()
-    return NormScales(scales[: len(layers)], scales[len(layers) : -1], scales[-1])
+def norm_scales(norms: Iterable[Any]) -> tuple[Tensor, ...]:
+    """Return the factors of norms, 1 + weight in float32, by two kernels: one for each would be felt on a GPU."""
+    return (1.0 + torch.stack([norm.weight for norm in norms]).float()).unbind()
 
 
 class Context(NamedTuple):
@@ -104,8 +90,8 @@ class Context(NamedTuple):
     """Position of the first action token, int64 [N]."""
     feature: Tensor
     """Last hidden state of the state token, [N, hidden]."""
-    scales: NormScales
-    """Of the action expert."""
+    scales: tuple[tuple[Tensor, ...], ...]
+    """``norm_scales`` of the action expert: of both norms of every layer, and of the last norm."""
 
 
 def encode_state(model: nn.Module, prefix: Prefix, state_NM: Tensor) -> Context:
@@ -118,21 +104,27 @@ def encode_state(model: nn.Module, prefix: Prefix, state_NM: Tensor) -> Context:
     position_N = prefix.real.sum(-1)
     rotation = _rotation(expert, x, position_N[:, None])
     bias = F.pad(_padding_bias(prefix.real, dtype), (0, 1))
-    scales = norm_scales(expert)
+    layers = expert.layers
+    scales = first, second, (last,) = (
+        norm_scales(layer.input_layernorm for layer in layers),
+        norm_scales(layer.post_attention_layernorm for layer in layers),
+        norm_scales([expert.norm]),
+    )
     used, spare = bias.shape[-1], 0 if torch.is_grad_enabled() else config.chunk_size
     queries = len(x) * config.dit_config.num_attention_heads * spare
-    kept = torch.float32 if spare and not _fuses(queries, used + spare, x.device, dtype) else dtype  # see _attention
+    plain = spare > 0 and not _fuses(queries, used + spare, x.device, dtype)
+    kept = torch.float32 if plain else dtype  # as ``_attention`` needs them
     memory = []
-    for index, layer in enumerate(expert.layers):
-        normed = _rms_norm(layer.input_layernorm, x, scales.first[index], dtype)
+    for index, layer in enumerate(layers):
+        normed = _rms_norm(layer.input_layernorm, x, first[index], dtype)
         parts = zip((prefix.key, prefix.value), _keys_values(layer.self_attn, normed, rotation), strict=True)
         key, value = (  # any content of the spare rows will do
             torch.cat((shared[:, index].to(kept), own.to(kept), own.to(kept).expand(-1, -1, spare, -1)), 2)
             for shared, own in parts
         )
         memory.append((key, value))
-        x = _layer(layer, x, normed, rotation, key[:, :, :used], value[:, :, :used], bias, scales.second[index])
-    return Context(tuple(memory), bias, position_N + 1, _rms_norm(expert.norm, x, scales.last).squeeze(1), scales)
+        x = _layer(layer, x, normed, rotation, key[:, :, :used], value[:, :, :used], bias, second[index])
+    return Context(tuple(memory), bias, position_N + 1, _rms_norm(expert.norm, x, last).squeeze(1), scales)
 
 
 def denoise(model: nn.Module, context: Context, x_NSHW: Tensor, time_NSR: Tensor) -> Tensor:
@@ -155,12 +147,13 @@ def denoise(model: nn.Module, context: Context, x_NSHW: Tensor, time_NSR: Tensor
     position_NJ = context.position[:, None] + torch.arange(horizon, device=x.device).repeat(steps)
     rotation = _rotation(expert, x, position_NJ)
     bias = _add_step_bias(context.bias, steps, horizon, expert.layers[0].self_attn.num_key_value_groups)
+    first, second, (last,) = context.scales
     for index, (layer, memory) in enumerate(zip(expert.layers, context.memory, strict=True)):
-        normed = _rms_norm(layer.input_layernorm, x, context.scales.first[index], dtype)
+        normed = _rms_norm(layer.input_layernorm, x, first[index], dtype)
         parts = zip(memory, _keys_values(layer.self_attn, normed, rotation), strict=True)
         key, value = (_append(past, own, context.bias.shape[-1]) for past, own in parts)
-        x = _layer(layer, x, normed, rotation, key, value, bias, context.scales.second[index])
-    return _rms_norm(expert.norm, x, context.scales.last).view(num, steps, horizon, -1)
+        x = _layer(layer, x, normed, rotation, key, value, bias, second[index])
+    return _rms_norm(expert.norm, x, last).view(num, steps, horizon, -1)
 
 
 def _compute_dtype(x: Tensor) -> torch.dtype:
