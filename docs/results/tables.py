@@ -231,6 +231,10 @@ def noise() -> None:
     print()
 
 
+def of_return(value: float) -> str:
+    return f"{value:,.1f}".replace("-", "−")
+
+
 def suite() -> None:
     """Other people's tasks: ours of each seed, stable-baselines3's, and published figures of PPO."""
     from embodied.benchmarks.suite import TASKS as TASKS_OF_OTHERS
@@ -241,13 +245,13 @@ def suite() -> None:
     for name, task in TASKS_OF_OTHERS.items():
         found = {kind: [r for r in rows if r["name"].startswith(f"{name}/{kind}/")] for kind in ("ours", "sb3")}
         values = {
-            kind: ", ".join(f"{100 * r['value']:.0f}%" if r["unit"] == "success" else f"{r['value']:,.1f}" for r in of)
+            kind: ", ".join(f"{100 * r['value']:.0f}%" if r["unit"] == "success" else of_return(r["value"]) for r in of)
             for kind, of in found.items()
         }
-        zoo = f"{task.zoo:,.1f} ({task.zoo_steps:,})" if task.zoo and task.zoo_steps else ""
+        zoo = f"{of_return(task.zoo)} ({task.zoo_steps:,})" if task.zoo else ""
         steps = {r["settings"]["total_steps"] for r in found["ours"]} or {task.steps}
         row(f"`{task.task}`", ", ".join(f"{n:,}" for n in steps), values["ours"] or "not run yet",
-            values["sb3"] or "not run yet", zoo, f"{task.cleanrl:,.1f}" if task.cleanrl else "",
+            values["sb3"] or "not run yet", zoo, of_return(task.cleanrl) if task.cleanrl else "",
             ", ".join(f"{r['settings']['wall_s'] / 60:.1f}" for r in found["ours"]))  # fmt: skip
     print()
 
