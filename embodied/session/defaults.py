@@ -3,8 +3,9 @@
 words ──► compose ──► refuses what is mistyped before a simulator is imported
 task  ──► EnvSpec ──► derive ──► settings, and lines that say why ──► compose again, below the words
 
-They depend on the spec and on the words alone, never on this machine, so that a command and a seed train the same
-everywhere (docs/defaults.md). Our own tasks have the defaults of configs/train.yaml, a task with a recipe has that.
+They depend on the spec and on the words alone, so that a command and a seed train the same everywhere
+(docs/defaults.md). Our own tasks have the defaults of configs/train.yaml, but more envs where a GPU simulates them; a
+task with a recipe has that.
 """
 
 from collections.abc import Callable, Mapping
@@ -23,6 +24,7 @@ from embodied.policies.config import POLICIES, PixelConfig
 from embodied.session.config import CONFIG_DIR, RunConfig, compose_run, expand
 
 NUM_ENVS = 8
+GPU_ENVS = 4096  # of our own tasks on a GPU: fewer take as long a step (docs/gpu.md)
 BATCH, MINIBATCH, EPOCHS, RATE = 2048, 128, 10, 3e-4
 IMAGE_BATCH, IMAGE_MINIBATCH, IMAGE_EPOCHS, IMAGE_RATE = 1024, 256, 4, 2.5e-4
 HORIZONS = 10  # horizons of the discount in an episode as long as its time limit
@@ -44,8 +46,10 @@ def compose_new(words: Mapping[str, Any], tell: Callable[[str], None] = lambda l
     words = expand(words)
     task, algo = str(words.get("task", "")), str(words.get("algo", "ppo"))
     foreign = "/" in task and split_name(task)[0] != DEFAULT_FAMILY
-    if not foreign or words.get("init") is not None or ALGORITHMS[algo].config is not PPOConfig:
+    if words.get("init") is not None or ALGORITHMS[algo].config is not PPOConfig:
         return compose_run(words)
+    if not foreign:
+        return _compose_own(words, tell)
     config = compose_run({"policy": "gaussian", **words})  # it has all options of the policies that are chosen below
     if not isinstance(config.policy.options, PixelConfig):
         tell(f"policy={config.policy.name} → the defaults of our arm, in configs/train.yaml")
@@ -60,6 +64,20 @@ def compose_new(words: Mapping[str, Any], tell: Callable[[str], None] = lambda l
     for line in lines:
         tell(line)
     return compose_run(chosen, settings)
+
+
+def _compose_own(words: Mapping[str, Any], tell: Callable[[str], None]) -> RunConfig:
+    """Compose the configuration of a new run on a task of ours."""
+    config = compose_run(words)
+    if config.sim.name != "warp" or "num_envs" in words or config.policy.options.observed_cameras:
+        return config
+    from embodied.core.device import means_cuda  # imports torch
+
+    simulates_on = config.sim.options.device
+    if not means_cuda(config.runtime.device if simulates_on == "auto" else simulates_on):
+        return config
+    tell(f"sim=warp on a GPU → num_envs={GPU_ENVS}")
+    return compose_run(words, {"num_envs": GPU_ENVS})
 
 
 def spec_of(config: RunConfig) -> EnvSpec:

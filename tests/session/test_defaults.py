@@ -128,3 +128,13 @@ def test_a_task_alone_learns_and_its_run_holds_the_defaults(tmp_path: Path) -> N
         0.98,
         4,
     )
+
+
+@pytest.mark.parametrize("words", [{}, {"sim": "warp", "num_envs": 7}, {"sim": "warp", "device": "cpu"}])
+def test_our_own_tasks_have_more_envs_only_where_a_gpu_simulates_them(words: dict[str, Any]) -> None:
+    lines: list[str] = []
+    assert to_mapping(compose_new(words, lines.append)) == to_mapping(compose_run(words))
+    assert not lines
+    on_gpu = compose_new({"task": "reach", "sim": "warp", "device": "cuda"}, lines.append)
+    assert on_gpu.num_envs == 4096
+    assert lines == ["sim=warp on a GPU → num_envs=4096"]
