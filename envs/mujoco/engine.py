@@ -1,27 +1,40 @@
 """Work that the engine can leave out: timers, and gravity of an arm that it compensates again for every body."""
 
 import ctypes
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 
 import mujoco
 import numpy as np
 from mujoco.batch import Batch
 
-# MuJoCo's Python package installs a clock, and its API can replace the clock but not remove it.
-_CLOCK = ctypes.c_void_p.in_dll(ctypes.CDLL(mujoco._functions.__file__), "mjcb_time")
-_INSTALLED = _CLOCK.value
+
+@cache
+def _clock() -> tuple[ctypes.c_void_p, int | None] | None:
+    """Return the variable that holds the engine's clock, with its value; None where it is not found.
+
+    MuJoCo's Python package installs a clock, and its API can replace the clock but not remove it.
+    """
+    try:
+        clock = ctypes.c_void_p.in_dll(ctypes.CDLL(sys.modules["mujoco._functions"].__file__), "mjcb_time")
+    except (KeyError, OSError, ValueError):  # another platform or version: the timers stay
+        return None
+    return clock, clock.value
 
 
 def stop_timers() -> None:
     """Stop the engine's timers (``MjData.timer``) in this process; reading the clock costs 7% of a step."""
-    _CLOCK.value = None
+    if (found := _clock()) is not None:
+        found[0].value = None
 
 
 @contextmanager
 def timers() -> Iterator[None]:
     """Run the engine's timers inside the block, as every program with MuJoCo does by default."""
-    _CLOCK.value = _INSTALLED
+    if (found := _clock()) is not None:
+        found[0].value = found[1]
     yield
     stop_timers()
 
