@@ -80,7 +80,7 @@ class CollectConfig:
 def collect(argv: Sequence[str]) -> dict[str, Any]:
     """Record and write a data set; return the command's result. UserError for bad input, with nothing written."""
     began = time.monotonic()
-    overrides = parse_overrides(argv)
+    overrides = parse_overrides(argv, "task")
     own = {field.name for field in fields(CollectConfig)}
     others = ("task", "sim", "device", *PRESETS)
     for key in overrides:

@@ -37,7 +37,7 @@ class ConvertConfig:
 
 def convert(argv: Sequence[str]) -> dict[str, Any]:
     """Read and write; return the command's result. UserError for bad input, with nothing written."""
-    options = from_mapping(ConvertConfig, nest(parse_overrides(argv)))
+    options = from_mapping(ConvertConfig, nest(parse_overrides(argv, "source")))
     source, out = Path(options.source), Path(options.out)
     check_new_dir(out)
     from embodied.data import write  # these import torch

@@ -60,7 +60,7 @@ from embodied.session.deployment import DeploymentRun
 
 def deploy(argv: Sequence[str]) -> dict[str, Any]:
     """Run episodes on a robot; return the result. UserError for bad input or no robot, Failed if something ended it."""
-    options = parse_words(DeployOptions, argv)
+    options = parse_words(DeployOptions, argv, "bundle")
     path = Path(options.bundle)
     bundle = read_bundle(path, with_policy=options.server is None)
     try:

@@ -1,4 +1,4 @@
-"""Evaluate a trained policy: ``python -m embodied.eval run=<run dir> [key=value ...]``
+"""Evaluate a trained policy: ``python -m embodied.eval <run dir> [key=value ...]``
 
   episodes=200  seed=0        number of full-length episodes; their initial states depend on the seed alone
   checkpoint=last|step_<n>    checkpoint to evaluate
@@ -73,7 +73,7 @@ class EvalConfig:
 
 def evaluate_run(argv: Sequence[str]) -> dict[str, Any]:
     """Evaluate a checkpoint of a run; return the contract's result. UserError for bad input."""
-    options = from_mapping(EvalConfig, nest(parse_overrides(argv)))
+    options = from_mapping(EvalConfig, nest(parse_overrides(argv, "run")))
     run_dir = Path(options.run)
     config = with_device(with_simulator(read_run(run_dir), options.sim), options.device)
     config = with_preset(config, "randomization", options.randomization)

@@ -44,7 +44,7 @@ class ExportConfig:
 
 def export(argv: Sequence[str]) -> dict[str, Any]:
     """Write a bundle; return the command's result. UserError for bad input, with nothing written."""
-    options = from_mapping(ExportConfig, nest(parse_overrides(argv)))
+    options = from_mapping(ExportConfig, nest(parse_overrides(argv, "run")))
     run_dir, out = Path(options.run), Path(options.out)
     config = with_device(read_run(run_dir), options.device)
     check_new_dir(out)

@@ -42,7 +42,7 @@ GPU_TOLERANCE = 1e-2  # largest difference of a GPU's plans from the recorded on
 
 def run_server(argv: Sequence[str]) -> dict[str, Any]:
     """Serve until a signal comes, then raise ``Stopped`` with the command's result. UserError for bad input."""
-    options = parse_words(ServeOptions, argv)
+    options = parse_words(ServeOptions, argv, "bundle")
     require_packages("embodied.serve")
     runner = runner_of(options)
     # a GPU rounds convolutions to TF32; the first inference is slow, and no client should wait for it

@@ -52,7 +52,7 @@ class StatusConfig:
 
 def status(argv: Sequence[str]) -> dict[str, Any]:
     """Show the state of a run; return it. UserError for a directory that is not that of a run."""
-    options = from_mapping(StatusConfig, nest(parse_overrides(argv)))
+    options = from_mapping(StatusConfig, nest(parse_overrides(argv, "run")))
     run_dir = Path(options.run)
     found = read_status(run_dir)
     console = Console(stderr=True, highlight=False, soft_wrap=True)

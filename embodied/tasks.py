@@ -51,7 +51,7 @@ class CheckConfig:
 
 def tasks(argv: Sequence[str]) -> dict[str, Any]:
     """List the tasks, or check the one that ``check=`` names. Failed if it does not keep the contract."""
-    values = parse_overrides(argv)
+    values = parse_overrides(argv, "check")
     if values:
         return check(values)
     console = Console(stderr=True, highlight=False, soft_wrap=True)

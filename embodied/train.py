@@ -1,4 +1,4 @@
-"""Train a policy: ``python -m embodied.train [key=value ...]``
+"""Train a policy: ``python -m embodied.train [task] [key=value ...]``
 
   task=pick_place          or task=<family>/<id>, an environment of another simulator
   policy=flow|gaussian|categorical|dsrl|vla|vla_tiny  algo=ppo|grpo|sft|grounding  runtime=local|sync|ray  sim=mujoco
@@ -37,7 +37,7 @@ from embodied.session.command import run_command
 def train(argv: Sequence[str]) -> dict[str, Any]:
     """Train and evaluate; return the contract's result. UserError for bad input, Stopped after a signal."""
     shown = "--config" in argv
-    overrides = parse_overrides([word for word in argv if word != "--config"])
+    overrides = parse_overrides([word for word in argv if word != "--config"], "task")
     from embodied.session.config import resume_run, to_mapping, to_yaml
     from embodied.session.defaults import compose_new
 

@@ -46,10 +46,10 @@ def compose_new(words: Mapping[str, Any], tell: Callable[[str], None] = lambda l
     words = expand(words)
     task, algo = str(words.get("task", "")), str(words.get("algo", "ppo"))
     foreign = "/" in task and split_name(task)[0] != DEFAULT_FAMILY
-    if words.get("init") is not None or ALGORITHMS[algo].config is not PPOConfig:
-        return compose_run(words)
     if not foreign:
         return _compose_own(words, tell)
+    if words.get("init") is not None or ALGORITHMS[algo].config is not PPOConfig:
+        return compose_run(words)
     config = compose_run({"policy": "gaussian", **words})  # it has all options of the policies that are chosen below
     if not isinstance(config.policy.options, PixelConfig):
         tell(f"policy={config.policy.name} → the defaults of our arm, in configs/train.yaml")
@@ -69,7 +69,8 @@ def compose_new(words: Mapping[str, Any], tell: Callable[[str], None] = lambda l
 def _compose_own(words: Mapping[str, Any], tell: Callable[[str], None]) -> RunConfig:
     """Compose the configuration of a new run on a task of ours."""
     config = compose_run(words)
-    if config.sim.name != "warp" or "num_envs" in words or config.policy.options.observed_cameras:
+    given = {"num_envs", "init", "data"} & words.keys()
+    if config.sim.name != "warp" or given or config.policy.options.observed_cameras:
         return config
     from embodied.core.device import means_cuda  # imports torch
 
