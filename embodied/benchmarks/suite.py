@@ -16,10 +16,8 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from multiprocessing import get_context
 from pathlib import Path
 from statistics import median
 from typing import Annotated, Any, Literal
@@ -28,6 +26,7 @@ from embodied.benchmarks.measure import Report, built, note
 from embodied.core.errors import UserError
 from embodied.core.options import PositiveInt, Seed, config_dataclass, one_of
 from embodied.report.metrics import METRICS_FILE, read_metrics, write_json
+from embodied.session.command import interrupt_on_signals
 from embodied.session.defaults import compose_new
 
 POINTS = 40  # of a curve that is kept
@@ -141,10 +140,8 @@ def ours(task: str, total_steps: int, seed: int) -> dict[str, Any]:
     """Train with the command; return its result, its curve and its evaluations during training."""
     words = [f"task={task}", f"total_steps={total_steps}", f"seed={seed}"]
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "embodied.train", *words, f"out={folder}/run"]
-        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+        result = run_module("embodied.train", *words, f"out={folder}/run")
         rows = read_metrics(Path(folder) / "run" / METRICS_FILE)
-    result = json.loads(done.stdout.splitlines()[-1])
     named = {"env_steps": "env_steps", "wall_s": "wall_s", "return": "rollout/return_mean"}
     curve = {key: [row[of] for row in rows if row.get("rollout/return_mean") is not None] for key, of in named.items()}
     evaluations = [
@@ -157,10 +154,16 @@ def ours(task: str, total_steps: int, seed: int) -> dict[str, Any]:
 
 
 def sb3(task: str, total_steps: int, seed: int) -> dict[str, Any]:
-    """Train stable-baselines3's PPO with its defaults in a process; return the same. ImportError if it is missing."""
-    from embodied.benchmarks.peers.defaults import train_sb3
-
+    """Train stable-baselines3's PPO with its defaults; return the same without evaluations."""
     episodes = compose_new({"task": task}).eval_episodes
-    with ProcessPoolExecutor(1, get_context("spawn")) as process:
-        found = process.submit(train_sb3, task, total_steps, seed, episodes).result()
+    found = run_module("embodied.benchmarks.peers.defaults", task, *map(str, (total_steps, seed, episodes)))
     return found | {"curve": thinned(found["curve"])}
+
+
+def run_module(module: str, *words: str) -> dict[str, Any]:
+    """Run ``python -m module``; return the JSON object of its last line. CalledProcessError if it fails."""
+    command = [sys.executable, "-m", module, *words]
+    with interrupt_on_signals():  # ends the process, too
+        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return result

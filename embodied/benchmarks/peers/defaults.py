@@ -1,5 +1,10 @@
-"""PPO of stable-baselines3 with its defaults, on our view of a task with one env."""
+"""PPO of stable-baselines3 with its defaults, on our view of a task with one env.
 
+python -m embodied.benchmarks.peers.defaults <task> <steps> <seed> <episodes of the evaluation at the end>
+"""
+
+import json
+import sys
 import time
 from statistics import fmean
 from typing import Any
@@ -47,3 +52,7 @@ def train_sb3(task: str, total_steps: int, seed: int, episodes: int) -> dict[str
     final = {"task": task, "episodes": episodes, "return_mean": float(mean), "seed": 10_000 + seed}
     final |= {"success_at_end": fmean(success)} if stepper.spec.has_success else {}
     return {"env_steps": model.num_timesteps, "wall_s": round(wall_s, 1), "eval": final, "curve": curve.values}
+
+
+if __name__ == "__main__":
+    print(json.dumps(train_sb3(sys.argv[1], *map(int, sys.argv[2:]))))
