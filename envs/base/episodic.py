@@ -68,6 +68,8 @@ class EpisodicEnv(VecEnv):
     waiting_N: Tensor
     steps_left_N: Tensor
     """Control steps to the time limit of each env's present episode, int64 [N]."""
+    ended_stay = False
+    """Whether an env that is not stepped has the same observation until ``start``."""
 
     def __init__(self, spec: EnvSpec, num_envs: int, device: torch.device | None = None) -> None:
         """device: of observations, rewards, outcomes and actions; None is the CPU. Statistics are on the CPU."""
@@ -157,8 +159,11 @@ class EpisodicEnv(VecEnv):
             if self.on_control_step is not None:
                 self.on_control_step(self)
             if ended_N is not None:
-                self._keep_final(ended_N.nonzero().squeeze(-1))
+                if not self.ended_stay:
+                    self._keep_final(ended_N)
                 alive_N = ~ended_N if alive_N is None else alive_N & ~ended_N
+        if self.ended_stay and bool(chunks.ended_N.any()):
+            self._keep_final(chunks.ended_N)
 
     def episode_state(self) -> dict[str, Tensor]:
         """Return plans and counters of the present episodes, as a part of ``state_dict``."""
@@ -237,7 +242,8 @@ class EpisodicEnv(VecEnv):
         chunks.ended_N |= ended_N
         return reward_N, ended_N if bool(ended_N.any()) else None
 
-    def _keep_final(self, rows: Tensor) -> None:
+    def _keep_final(self, ended_N: Tensor) -> None:
+        rows = ended_N.nonzero().squeeze(-1)
         for key, value in self.observe(rows.cpu().numpy()).items():
             if key not in self._final:
                 self._final[key] = value.new_empty(self.num_envs, *value.shape[1:])

@@ -101,7 +101,7 @@ class RowByRowEnv(EpisodicEnv):
         self._done_N |= on_N & (chunks.num_steps_N == chunks.action_NEA.shape[1])
         if ended_N is not None:
             ended = ended_N.nonzero().squeeze(-1)
-            self._keep_final(ended)
+            self._keep_final(ended_N)
             self._starting_N |= ended_N
             self.apart = True
             self._stats.append(self._renew(ended, chunks))

@@ -94,6 +94,7 @@ class MujocoPool(EpisodicEnv):
         fields = Fields(self.batch)
         self.non_model = NonModelRandomization(self.arm, task, terms, fields, self.batch, self._noise)
         self.randomizer = Randomizer(fields, terms, self.non_model.targets, task.config.control_dt_s)
+        self.ended_stay = self.non_model.sensing is None and not task.state_dict()  # they may go on with the others
         if self.non_model.sizes is not None:
             self.view.sizes = self.non_model.sizes.by_name
         self.rig = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import mujoco
 import numpy as np
@@ -293,3 +294,19 @@ def test_a_group_meets_again_after_one_of_it_diverged(
     assert torch.equal(obs[0], obs[1])
     assert torch.equal(obs[2], obs[3])
     assert not torch.equal(obs[0], obs[2])
+
+
+@pytest.mark.parametrize("sim", [{}, {"randomization": {"noise": {"field": "joint_noise", "range": [0.01, 0.01]}}}])
+def test_last_observations_are_those_of_the_end_wherever_in_a_chunk_it_is(sim: dict[str, Any]) -> None:
+    env, at_once, plan = pool("lift", 8, 9, sim=sim), pool("lift", 8, 9, sim=sim), actions(list(range(8)), 24, 4)
+    for each in (env, at_once):
+        restart(each, 0, stagger=True)
+    assert env.ended_stay == (not sim)
+    at_once.ended_stay = False
+    ended = 0
+    for t in range(0, 24, 4):
+        ours, theirs = (each.step(plan[:, t : t + 4]) for each in (env, at_once))
+        assert_same(ours, theirs)
+        torch.testing.assert_close(ours.final_obs, theirs.final_obs, rtol=0, atol=0)
+        ended += len(ours.final_ids)
+    assert ended > 8
