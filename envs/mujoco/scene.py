@@ -9,7 +9,8 @@ from collections.abc import Mapping, Sequence
 import mujoco
 
 from embodied.envs.mujoco.config import Shape
-from embodied.envs.mujoco.robots.base import FINGERS, Robot
+from embodied.envs.mujoco.robots.base import Robot
+from embodied.envs.mujoco.robots.parts import FINGERS
 
 HIDDEN_M = 1e-4  # half size of a geom in the middle of an object, where nothing can touch it
 WORLD_BITS = {"contype": 2, "conaffinity": 3}
@@ -27,6 +28,7 @@ KINDS = {
 def on_table(robot: Robot) -> mujoco.MjSpec:
     """Return a scene of the robot and a table plane."""
     spec = mujoco.MjSpec.from_file(str(robot.mjcf))
+    spec.add_tuple(name="fingers", objtype=[mujoco.mjtObj.mjOBJ_BODY] * 2, objname=robot.fingers, objprm=[0, 0])
     spec.worldbody.add_geom(
         name="table", type=mujoco.mjtGeom.mjGEOM_PLANE, size=[0, 0, 1], rgba=GREY, friction=[1, 0.005, 0.0001],
         **WORLD_BITS,
@@ -65,10 +67,10 @@ def with_all_kinds(spec: mujoco.MjSpec, shapes: Mapping[str, Sequence[Shape]]) -
 
 def add_object_sensors(spec: mujoco.MjSpec, name: str) -> None:
     """Add the sensors that ``View`` reads: contacts of each finger with the object, and the object's x and y axes."""
-    for finger in FINGERS:
+    for finger, body in zip(FINGERS, spec.tuple("fingers").objname, strict=True):
         sensor = spec.add_sensor(
             name=f"{finger}_{name}", type=mujoco.mjtSensor.mjSENS_CONTACT, objtype=mujoco.mjtObj.mjOBJ_BODY,
-            objname=finger, reftype=mujoco.mjtObj.mjOBJ_BODY, refname=name,
+            objname=body, reftype=mujoco.mjtObj.mjOBJ_BODY, refname=name,
         )  # fmt: skip
         sensor.intprm[:3] = [1 << int(mujoco.mjtConDataField.mjCONDATA_FOUND), 0, 1]  # number of contacts: one value
     for axis, kind in (("x", mujoco.mjtSensor.mjSENS_FRAMEXAXIS), ("y", mujoco.mjtSensor.mjSENS_FRAMEYAXIS)):

@@ -41,7 +41,6 @@ class View:
         self.qpos, self.qvel = live(batch.bind("qpos")), live(batch.bind("qvel"))
         self.mocap_pos, self.sensors = live(batch.bind("mocap_pos")), live(batch.bind("sensordata"))
         self.tcp_pos, self.tcp_mat = arm.tcp_pos, arm.tcp_mat
-        self.finger_target = arm.finger_targets[:, :1]
         self.sizes: Mapping[str, Tensor] = {}  # factor of the size of objects, [N], of those that vary
         self.derived: dict[tuple[str, str], Tensor] = {}  # results of ``per_state`` by (method, object)
         self._constants: dict[tuple[float, ...], Tensor] = {}
@@ -52,6 +51,11 @@ class View:
             self._qpos[name], self._qvel[name] = self.qpos[:, at : at + 7], self.qvel[:, dof : dof + 6]
         self._sensor_ids = {self.model.sensor(i).name: i for i in range(self.model.nsensor)}
         self._sensor_adr = [*self.model.sensor_adr.tolist(), self.model.nsensordata]
+
+    @property
+    def finger_target(self) -> Tensor:
+        """Position that the gripper is commanded to, [N, 1]."""
+        return self.arm.finger_targets[:, :1]
 
     def tensor(self, numbers: ArrayLike) -> Tensor:
         """Return numbers, such as random ones, with the type and on the device of the view's tensors."""

@@ -154,8 +154,7 @@ class Task:
         pose[:, :3], pose[:, 3], pose[:, 6] = view.tcp_pos[ids], half_yaw.cos(), half_yaw.sin()
         view.body_qpos(name)[ids] = pose
         half_width_n = view.tensor(self.half_width_m).expand(len(view.qpos))[ids] * view.size_factor(name, ids)
-        view.arm.finger_qpos[ids] = half_width_n.unsqueeze(-1)
-        view.arm.finger_targets[ids] = 0.0
+        view.arm.hold(ids, half_width_n)
 
     # -- labels of images, for grounding -------------------------------------------------------------------------------
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from embodied.core.errors import UserError, unknown_name
 from embodied.envs.episodes.seeding import EpisodeRng
 from embodied.envs.mujoco.randomization.terms import OBJECT_OF_PREFIX, RandomizationTerm
-from embodied.envs.mujoco.robots.base import FINGERS
+from embodied.envs.mujoco.robots.parts import ancestors, finger_bodies
 
 _DEPENDENT_FIELDS = {"body_mass": "body_inertia", "actuator_gainprm": "actuator_biasprm"}
 
@@ -201,11 +201,8 @@ def members(model: mujoco.MjModel, kind: str) -> dict[str, list[int]]:
 
     The arm's joints are those between the base and the tool centre point; objects are bodies that can move freely.
     """
-    arm, body = [], int(model.site_bodyid[model.site("tcp").id])
-    while body:
-        arm += [body] if model.body_jntnum[body] else []
-        body = int(model.body_parentid[body])
-    bodies = {"arm": arm[::-1], "fingers": [model.body(name).id for name in FINGERS], "objects": free_bodies(model)}
+    arm = [body for body in ancestors(model, int(model.site_bodyid[model.site("tcp").id])) if model.body_jntnum[body]]
+    bodies = {"arm": arm, "fingers": finger_bodies(model), "objects": free_bodies(model)}
     if kind == "body":
         return bodies
     body_of = {"joint": model.jnt_bodyid, "geom": model.geom_bodyid}

@@ -7,7 +7,7 @@ engine's autoreset disabled. Geoms of the robot have contype 1 and conaffinity 2
 
     site tcp                        tool centre point, between the fingers
     sensor tcp_vel                  frame velocity of that site
-    bodies left_finger, right_finger
+    bodies left_finger, right_finger   that touch a held object; a robot may name others (``fingers``)
     camera wrist                    needed only if policies use that view
 """
 
@@ -25,9 +25,9 @@ import embodied
 from embodied.core.spec import ArmSpec, Box, Term
 from embodied.envs.episodes.seeding import EpisodeRng
 from embodied.envs.mujoco.config import ROBOTS as ROBOTS  # its place in version 0.1
+from embodied.envs.mujoco.robots.parts import Parts
 
 ASSETS = Path(embodied.__file__).parent / "assets"
-FINGERS = ("left_finger", "right_finger")
 
 
 class Simulations(Protocol):
@@ -82,11 +82,14 @@ class ArmState(Protocol):
     tcp_vel: Tensor
     """Velocity of the tool centre point, [N, 3]."""
     finger_qpos: Tensor
-    """Distance of each finger from the point where the fingers meet, [N, 2]; writable."""
+    """Distance of each finger from the point where the fingers meet, [N, G]."""
     finger_qvel: Tensor
-    """Velocity of each finger, [N, 2]."""
+    """Velocity of each finger, [N, G]."""
     finger_targets: Tensor
-    """Position that each finger is commanded to, below 0 to squeeze, [N, 2]; writable."""
+    """Position that each finger is commanded to, below 0 to squeeze, [N, G]."""
+
+    def hold(self, ids: Tensor, position_n: Tensor) -> None:
+        """Put the fingers of envs ``ids`` [n] at positions [n], and command them to 0."""
 
     def opening(self) -> Tensor:
         """Return how far the fingers are commanded to open, 0 (closed) to 1 (open), [N]."""
@@ -117,7 +120,9 @@ class Arm(ImperfectArm, Protocol):
     """A robot in the N simulations of a ``mujoco.batch.Batch``; its tensors are float64, on the CPU."""
 
     ctrl: np.ndarray
-    """Position targets of the joints and the two fingers, [N, J + 2], live."""
+    """Position targets of all actuators, [N, nu], live."""
+    parts: Parts
+    """Where the robot's joints and actuators are in the model."""
 
     def reset(self, ids: np.ndarray, qpos_nJ: np.ndarray) -> None:
         """Put the arm of envs ``ids`` [n] at joint positions [n, J] with the gripper open, and hold it there."""
@@ -148,6 +153,8 @@ class Robot(Protocol):
     """MJCF with the geoms of robot, table and floor that videos show; None: videos show the geoms of ``mjcf``."""
     coarse: Path | None
     """MJCF with the few geoms that policies' cameras show (groups: assets/franka/coarse.xml); None: no such cameras."""
+    fingers: tuple[str, str]
+    """The two bodies that touch a held object."""
     action: Box
     terms: tuple[Term, ...]
     """Quantities that the robot measures; the first entries of ``obs["state"]``."""

@@ -20,6 +20,7 @@ from embodied.core.errors import UserError
 from embodied.envs.mujoco.config import ControlConfig
 from embodied.envs.mujoco.robots.base import Measurement, Simulations, live
 from embodied.envs.mujoco.robots.gripper_description import GripperDescription
+from embodied.envs.mujoco.robots.parts import Parts, at
 
 __all__ = ["ControlConfig", "GripperArm"]
 Numbers = TypeVar("Numbers", np.ndarray, Tensor)
@@ -46,23 +47,47 @@ class GripperState:
         model = batch.model
         self.robot, self.config = robot, robot.config
         self.num_joints = robot.num_joints
+        self._qpos, self._qvel, self._ctrl = (live(batch.bind(name)) for name in ("qpos", "qvel", "ctrl"))
+        self.parts = Parts(model, self._qpos.device)
         self.encoder_offset_NJ: Tensor | None = None
         self.backlash_NJ: Tensor | None = None
         self.move_scale = np.array([term.scale for term in robot.action.terms[:-1]])  # of all entries but the gripper
         self.tcp_site = model.site("tcp").id
-        qpos, qvel = live(batch.bind("qpos")), live(batch.bind("qvel"))
-        joints, fingers = slice(self.num_joints), slice(self.num_joints, self.num_joints + 2)
-        self.joint_pos, self.joint_vel = qpos[:, joints], qvel[:, joints]
-        self.finger_qpos, self.finger_qvel = qpos[:, fingers], qvel[:, fingers]
-        self.finger_targets = live(batch.bind("ctrl"))[:, fingers]
         self.tcp_pos = live(batch.bind("site_xpos"))[:, self.tcp_site]
         self.tcp_mat = live(batch.bind("site_xmat"))[:, self.tcp_site]
         velocity = model.sensor("tcp_vel").adr[0]
         self.tcp_vel = live(batch.bind("sensordata"))[:, velocity : velocity + 3]
-        self._true_state = {
+
+    @property
+    def joint_pos(self) -> Tensor:
+        return self._qpos[:, self.parts.arm.qpos]
+
+    @property
+    def joint_vel(self) -> Tensor:
+        return self._qvel[:, self.parts.arm.qvel]
+
+    @property
+    def finger_qpos(self) -> Tensor:
+        return self._qpos[:, self.parts.gripper.qpos]
+
+    @property
+    def finger_qvel(self) -> Tensor:
+        return self._qvel[:, self.parts.gripper.qvel]
+
+    @property
+    def finger_targets(self) -> Tensor:
+        return self._ctrl[:, self.parts.gripper.ctrl]
+
+    def true_state(self) -> dict[str, Tensor]:
+        """Return the quantities of ``Robot.terms`` by name, [N, size]."""
+        return {
             "joint_pos": self.joint_pos, "joint_vel": self.joint_vel, "fingers": self.finger_qpos,
             "finger_target": self.finger_targets[:, :1], "tcp_pos": self.tcp_pos, "tcp_vel": self.tcp_vel,
         }  # fmt: skip
+
+    def hold(self, ids: Tensor, position_n: Tensor) -> None:
+        self._qpos[at(ids, self.parts.gripper.qpos)] = position_n.unsqueeze(-1)
+        self._ctrl[at(ids, self.parts.gripper.ctrl)] = 0.0
 
     def finger_goal(self, gripper: Numbers) -> Numbers:
         """Return the finger position (m) that gripper actions ask for: 1 open, -1 closed."""
@@ -90,22 +115,22 @@ class AttachedArm(GripperState):
         self.qpos, self.ctrl = batch.bind("qpos"), batch.bind("ctrl")
         self.site_xpos, self.site_xmat = batch.bind("site_xpos"), batch.bind("site_xmat")
         self.xaxis, self.xanchor = batch.bind("xaxis"), batch.bind("xanchor")
-        self.slides = np.flatnonzero(batch.model.jnt_type[: self.num_joints] == mujoco.mjtJoint.mjJNT_SLIDE)
+        self.slides = np.flatnonzero(batch.model.jnt_type[self.parts.arm.joints] == mujoco.mjtJoint.mjJNT_SLIDE)
 
     def observe(self, measured: Measurement | None = None) -> dict[str, Tensor]:
         if measured is None:
-            return self._true_state
+            return self.true_state()
         velocity_3N = (measured.jacobian_6JN[:3].numpy() * measured.joint_vel_JN.numpy()).sum(1)
-        return self._true_state | measured_state(measured, torch.from_numpy(velocity_3N))
+        return self.true_state() | measured_state(measured, torch.from_numpy(velocity_3N))
 
     def measurement(self, qpos_NJ: Tensor, qvel_NJ: Tensor, finger_N1: Tensor) -> Measurement:
         pose = map(torch.from_numpy, self.chain.tools(qpos_NJ.numpy().T.copy()))
         return Measurement(qpos_NJ.T, qvel_NJ.T, finger_N1.T, *pose)
 
     def reset(self, ids: np.ndarray, qpos_nJ: np.ndarray) -> None:
-        joints = self.num_joints
-        self.qpos[ids, :joints], self.ctrl[ids, :joints] = qpos_nJ, qpos_nJ
-        self.qpos[ids, joints : joints + 2] = self.ctrl[ids, joints:] = self.robot.finger_open_m
+        arm, gripper = self.parts.arm, self.parts.gripper
+        self.qpos[at(ids, arm.qpos)], self.ctrl[at(ids, arm.ctrl)] = qpos_nJ, qpos_nJ
+        self.qpos[at(ids, gripper.qpos)] = self.ctrl[at(ids, gripper.ctrl)] = self.robot.finger_open_m
 
     def apply(self, action_NA: np.ndarray, ids: np.ndarray | None, measured: Measurement | None = None) -> None:
         """Write the actuator targets. ``site_xpos`` and ``qpos`` must be current.
@@ -113,18 +138,18 @@ class AttachedArm(GripperState):
         The fingers' target moves at a limited rate towards the desired opening, so that noise does not drop a held
         object. Targets are computed for all N: selecting rows first costs more than it saves.
         """
-        joints = self.num_joints
-        qpos_JN = self.qpos[:, :joints].T if measured is None else measured.joint_pos_JN.numpy()
+        arm, gripper = self.parts.arm, self.parts.gripper
+        qpos_JN = self.qpos[:, arm.qpos].T if measured is None else measured.joint_pos_JN.numpy()
         move_MN = (action_NA[:, :-1] * self.move_scale).T
         target = self.law.joint_targets(move_MN, qpos_JN, lambda: self._tool(measured)).T
         if self.encoder_offset_NJ is not None:  # the robot's own controller reads the same encoders
             target -= self.encoder_offset_NJ.numpy()
         if self.backlash_NJ is not None:
-            target = backlash(self.ctrl[:, :joints], target, self.backlash_NJ.numpy())
-        fingers = self.ctrl[:, joints:]
+            target = backlash(self.ctrl[:, arm.ctrl], target, self.backlash_NJ.numpy())
+        fingers = self.ctrl[:, gripper.ctrl]
         fingers = fingers + self.law.finger_step(self.finger_goal(action_NA[:, -1:]), fingers)
         rows = slice(None) if ids is None else ids
-        self.ctrl[rows, :joints], self.ctrl[rows, joints:] = target[rows], fingers[rows]
+        self.ctrl[at(rows, arm.ctrl)], self.ctrl[at(rows, gripper.ctrl)] = target[rows], fingers[rows]
 
     def _tool(self, measured: Measurement | None) -> ToolPose:
         if measured is None:
@@ -137,8 +162,8 @@ class AttachedArm(GripperState):
 
         Column i is (axis_i x (point - anchor_i), axis_i) for a hinge and (axis_i, 0) for a slide.
         """
-        axis = self.xaxis[:, : self.num_joints].T.copy()
-        lever = (self.site_xpos[:, None, self.tcp_site] - self.xanchor[:, : self.num_joints]).T.copy()
+        axis = self.xaxis[:, self.parts.arm.ids].T.copy()
+        lever = (self.site_xpos[:, None, self.tcp_site] - self.xanchor[:, self.parts.arm.ids]).T.copy()
         jacobian = np.concatenate([cross(axis, lever), axis])
         jacobian[:3, self.slides], jacobian[3:, self.slides] = axis[:, self.slides], 0.0
         return jacobian
@@ -152,32 +177,31 @@ class DeviceArm(GripperState):
 
     def __init__(self, batch: Simulations, robot: GripperDescription) -> None:
         super().__init__(batch, robot)
-        joints = self.num_joints
-        self.ctrl = live(batch.bind("ctrl"))
-        self.xaxis, self.xanchor = (live(batch.bind(name))[:, :joints] for name in ("xaxis", "xanchor"))
-        self.slide_J1 = self._tensor(batch.model.jnt_type[:joints] == mujoco.mjtJoint.mjJNT_SLIDE).bool().unsqueeze(-1)
+        self.ctrl, joints = self._ctrl, self.parts.arm.joints
+        self.xaxis, self.xanchor = (live(batch.bind(name)) for name in ("xaxis", "xanchor"))
+        self.slide_J1 = self._tensor(batch.model.jnt_type[joints] == mujoco.mjtJoint.mjJNT_SLIDE).bool().unsqueeze(-1)
         self.law = ArmLaw(robot.kinematics, torch, self._tensor, damped_least_squares)
         self.chain = Chain(robot.kinematics, torch, self._tensor)
         self.move_scale_M = self._tensor(self.move_scale)
 
     def observe(self, measured: Measurement | None = None) -> dict[str, Tensor]:
         if measured is None:
-            return self._true_state
+            return self.true_state()
         velocity_3N = (measured.jacobian_6JN[:3] * measured.joint_vel_JN).sum(1)
-        return self._true_state | measured_state(measured, velocity_3N)
+        return self.true_state() | measured_state(measured, velocity_3N)
 
     def measurement(self, qpos_NJ: Tensor, qvel_NJ: Tensor, finger_N1: Tensor) -> Measurement:
         qpos_JN, qvel_JN, finger_1N = (value.double().T for value in (qpos_NJ, qvel_NJ, finger_N1))
         return Measurement(qpos_JN, qvel_JN, finger_1N, *self.chain.tools(qpos_JN))
 
     def reset(self, ids: Tensor, qpos_nJ: Tensor) -> None:
-        joints = self.num_joints
-        self.joint_pos[ids], self.ctrl[ids, :joints] = qpos_nJ, qpos_nJ
-        self.finger_qpos[ids] = self.ctrl[ids, joints:] = self.robot.finger_open_m
+        arm, gripper = self.parts.arm, self.parts.gripper
+        self._qpos[at(ids, arm.qpos)], self.ctrl[at(ids, arm.ctrl)] = qpos_nJ, qpos_nJ
+        self._qpos[at(ids, gripper.qpos)] = self.ctrl[at(ids, gripper.ctrl)] = self.robot.finger_open_m
 
     def apply(self, action_NA: Tensor, measured: Measurement | None = None) -> None:
         """Write the actuator targets for actions [N, A] in [-1, 1]; see ``AttachedArm.apply``."""
-        action, joints = action_NA.double(), self.num_joints
+        action, arm = action_NA.double(), self.parts.arm
         move_MN = (action[:, :-1] * self.move_scale_M).T
         qpos_JN = self.joint_pos.double().T if measured is None else measured.joint_pos_JN
         tool = self._tool if measured is None else partial(tool_pose, measured)
@@ -185,16 +209,18 @@ class DeviceArm(GripperState):
         if self.encoder_offset_NJ is not None:
             target = target - self.encoder_offset_NJ
         if self.backlash_NJ is not None:
-            target = backlash(self.ctrl[:, :joints].double(), target, self.backlash_NJ)
-        self.ctrl[:, :joints] = target.to(self.ctrl.dtype)
+            target = backlash(self.ctrl[:, arm.ctrl].double(), target, self.backlash_NJ)
+        self.ctrl[:, arm.ctrl] = target.to(self.ctrl.dtype)
         goal = self.finger_goal(action[:, -1:])
-        self.finger_targets += self.law.finger_step(goal, self.finger_targets).to(self.ctrl.dtype)
+        step = self.law.finger_step(goal, self.finger_targets).to(self.ctrl.dtype)
+        self.ctrl[:, self.parts.gripper.ctrl] += step
 
     def _tensor(self, numbers: object) -> Tensor:
-        return torch.as_tensor(np.asarray(numbers), dtype=torch.float64, device=self.joint_pos.device)
+        return torch.as_tensor(np.asarray(numbers), dtype=torch.float64, device=self._qpos.device)
 
     def _tool(self) -> ToolPose:
-        axis, lever = self.xaxis.double(), (self.tcp_pos[:, None] - self.xanchor).double()
+        ids = self.parts.arm.ids
+        axis, lever = self.xaxis[:, ids].double(), (self.tcp_pos[:, None] - self.xanchor[:, ids]).double()
         linear = torch.where(self.slide_J1, axis, torch.linalg.cross(axis, lever))
         jacobian_NJ6 = torch.cat([linear, torch.where(self.slide_J1, 0.0, axis)], -1)
         return ToolPose(self.tcp_pos.double().T, self.tcp_mat.double().T, jacobian_NJ6.permute(2, 1, 0))

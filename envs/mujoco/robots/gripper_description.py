@@ -11,18 +11,20 @@ from embodied.core.errors import UserError
 from embodied.core.spec import ActionTerm, ArmSpec, Box, GripperSpec, JointSpec, Term
 from embodied.envs.episodes.seeding import EpisodeRng
 from embodied.envs.mujoco.config import ControlConfig
+from embodied.envs.mujoco.robots.parts import FINGERS, Parts
 
 
 class GripperDescription:
-    """A robot whose first J joints are the arm's and the next two the fingers', each with a position actuator.
+    """A robot with J joints between its base and the site ``tcp``, and a gripper, all with position actuators.
 
-    Joints are hinges (rad) or slides (m), in the order of the MJCF and of the actuators. See ``base.Robot``.
+    Joints are hinges (rad) or slides (m), from the base to the tool. See ``parts.Parts`` and ``base.Robot``.
     """
 
     name: ClassVar[str]
     mjcf: ClassVar[Path]
     visual: ClassVar[Path | None] = None
     coarse: ClassVar[Path | None] = None
+    fingers: ClassVar[tuple[str, str]] = FINGERS
     home_qpos: ClassVar[np.ndarray]
     """Joint positions [J], gripper pointing down: episodes start near them, and the null space is pulled to them."""
     home_spread: ClassVar[np.ndarray]
@@ -105,33 +107,38 @@ def joint_specs(
 ) -> tuple[tuple[JointSpec, ...], Any, Any]:
     """Return the joints of the arm in ``mjcf``, and position and orientation of the tool in the last joint's frame.
 
-    home, max_velocity: a number per joint. UserError if a joint has a reference position, which no ``JointSpec`` holds.
+    home, max_velocity: a number per joint. UserError if a body has several joints of which a hinge has a reference
+    position (``ref``), which no ``JointSpec`` holds.
     """
     model = mujoco.MjModel.from_xml_path(str(mjcf))
-    data = mujoco.MjData(model)
-    if np.any(model.qpos0[: len(home)]):
-        raise UserError(f"{mjcf}: joints with a reference position (ref) cannot be described to a robot's computer")
-    data.qpos[:] = 0.0
+    data, arm = mujoco.MjData(model), Parts(model).arm
+    if len(arm.joints) != len(home):
+        raise UserError(f"{mjcf}: home: got {len(home)} numbers, needed: {len(arm.joints)}, one per joint of the arm")
+    ref_J = model.qpos0[arm.qpos]
+    data.qpos[arm.qpos] = 0.0
     mujoco.mj_kinematics(model, data)
     pos, mat = np.zeros(3), np.eye(3)
     joints = []
-    for i, (at, speed) in enumerate(zip(home, max_velocity, strict=True)):
-        frame = data.xmat[model.jnt_bodyid[i]].reshape(3, 3)
-        offset, turn = mat.T @ (data.xanchor[i] - pos), mat.T @ frame
-        pos, mat = data.xanchor[i].copy(), frame.copy()
+    for i, servo, ref, at, speed in zip(arm.joints, arm.servos, ref_J, home, max_velocity, strict=True):
+        slide, body = model.jnt_type[i] == mujoco.mjtJoint.mjJNT_SLIDE, model.jnt_bodyid[i]
+        if ref and not slide and model.body_jntnum[body] > 1:
+            raise UserError(f"{mjcf}: joint '{model.joint(i).name}': ref: allowed with one joint per body")
+        frame, anchor = data.xmat[body].reshape(3, 3), data.xanchor[i] - data.xaxis[i] * ref * slide
+        offset, turn = mat.T @ (anchor - pos), mat.T @ frame
+        pos, mat = anchor, frame.copy()
         joints.append(
             JointSpec(
                 name=model.joint(i).name,
-                kind="slide" if model.jnt_type[i] == mujoco.mjtJoint.mjJNT_SLIDE else "hinge",
+                kind="slide" if slide else "hinge",
                 pos_m=tuple(offset.tolist()),
                 quat=_quat(turn),
                 axis=tuple(model.jnt_axis[i].tolist()),
-                low=float(model.actuator_ctrlrange[i, 0]),
-                high=float(model.actuator_ctrlrange[i, 1]),
+                low=float(model.actuator_ctrlrange[servo, 0]),
+                high=float(model.actuator_ctrlrange[servo, 1]),
                 max_velocity=speed,
-                max_effort=float(model.actuator_forcerange[i, 1]),
-                stiffness=float(model.actuator_gainprm[i, 0]),
-                damping=float(-model.actuator_biasprm[i, 2]),
+                max_effort=float(model.actuator_forcerange[servo, 1]),
+                stiffness=float(model.actuator_gainprm[servo, 0]),
+                damping=float(-model.actuator_biasprm[servo, 2]),
                 home=at,
             )
         )

@@ -137,13 +137,15 @@ class SimulatedArm:
         if not np.isfinite(values).all():
             raise UserError("action: has NaN or infinite numbers")
         joints = values[:-1] - self.offset  # the robot's own controller reads its encoders
-        self.wanted = np.array([*joints, *values[[-1, -1]]])
+        parts = self.pool.arm.parts
+        self.wanted[parts.arm.ctrl], self.wanted[parts.gripper.ctrl] = joints, values[-1]
 
     def step(self) -> None:
         """Make one step of the physics."""
-        joints, ctrl = len(self.joints), self.pool.arm.ctrl[0]
-        ctrl[:joints] = backlash(ctrl[:joints], self.wanted[:joints], self.perturbation.backlash_rad)
-        ctrl[joints:] = self.wanted[joints:]
+        parts, ctrl = self.pool.arm.parts, self.pool.arm.ctrl[0]
+        arm, gripper = parts.arm.ctrl, parts.gripper.ctrl
+        ctrl[arm] = backlash(ctrl[arm], self.wanted[arm], self.perturbation.backlash_rad)
+        ctrl[gripper] = self.wanted[gripper]
         self.pool.batch.step(None, nstep=1, stage=CURRENT)
         self.pool.view.changed()
         self.time_s += self.timestep_s

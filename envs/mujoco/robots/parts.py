@@ -1,0 +1,92 @@
+"""Where a robot's parts are in a model: found by names and by the tree of bodies, whatever their order in the file.
+
+The arm's joints are those between the base and the site ``tcp``. All actuators of other joints are the gripper's.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import mujoco
+import numpy as np
+import torch
+from torch import Tensor
+
+from embodied.core.errors import UserError
+
+Columns = Any
+"""Columns of an array or a tensor: a slice if they follow each other, so that reading copies nothing; else an index."""
+FINGERS = ("left_finger", "right_finger")
+"""What the two bodies that touch a held object are called, in the model's tuple and in names of sensors."""
+
+
+class Place(NamedTuple):
+    """Where joints and their actuators are."""
+
+    joints: list[int]
+    servos: list[int]
+    """Ids of the joints' actuators."""
+    ids: Columns
+    """Of fields with an entry per joint."""
+    qpos: Columns
+    qvel: Columns
+    ctrl: Columns
+
+
+class Parts:
+    """An arm with a gripper in a model. UserError for an arm's joint without its one actuator, or no gripper.
+
+    device: of the tensors that indices are for; None: the CPU, or arrays.
+    """
+
+    arm: Place
+    """From the base to the tool."""
+    gripper: Place
+
+    def __init__(self, model: mujoco.MjModel, device: torch.device | None = None) -> None:
+        servos: dict[int, list[int]] = {}
+        for actuator, kind in enumerate(model.actuator_trntype):
+            if kind != mujoco.mjtTrn.mjTRN_JOINT:
+                raise UserError(f"actuator '{model.actuator(actuator).name}': allowed: actuators of a joint")
+            servos.setdefault(int(model.actuator_trnid[actuator, 0]), []).append(actuator)
+        chain = np.isin(model.jnt_bodyid, ancestors(model, int(model.site_bodyid[model.site("tcp").id])))
+        arm = np.flatnonzero(chain).tolist()
+        for joint in arm:
+            if (count := len(servos.get(joint, ()))) != 1:
+                raise UserError(f"joint '{model.joint(joint).name}': has {count} actuators, allowed: 1")
+        gripper = sorted(set(servos) - set(arm))
+        if not gripper:
+            raise UserError("actuators: got none of a joint beyond the tool, needed: at least one, the gripper's")
+
+        def place(joints: list[int]) -> Place:
+            ctrl = [servos[joint][0] for joint in joints]
+            ids = (joints, model.jnt_qposadr[joints].tolist(), model.jnt_dofadr[joints].tolist(), ctrl)
+            return Place(joints, ctrl, *(columns(of, device) for of in ids))
+
+        self.arm, self.gripper = place(arm), place(gripper)
+
+
+def ancestors(model: mujoco.MjModel, body: int) -> list[int]:
+    """Return a body and those that carry it, without the world, from the base."""
+    found: list[int] = []
+    while body:
+        found.insert(0, body)
+        body = int(model.body_parentid[body])
+    return found
+
+
+def finger_bodies(model: mujoco.MjModel) -> list[int]:
+    """Return the ids of the two bodies that touch a held object."""
+    first = int(model.tuple("fingers").adr[0])
+    return [int(body) for body in model.tuple_objid[first : first + len(FINGERS)]]
+
+
+def columns(ids: Sequence[int], device: torch.device | None = None) -> Columns:
+    """Return ``Columns`` of arrays and tensors on the CPU, or of tensors on another device."""
+    if list(ids) == list(range(ids[0], ids[0] + len(ids))):
+        return slice(ids[0], ids[0] + len(ids))
+    return np.array(ids) if device is None or device.type == "cpu" else torch.tensor(ids, device=device)
+
+
+def at(rows: slice | np.ndarray | Tensor, columns: Columns) -> tuple[Any, Any]:
+    """Return the index of rows and columns of an array."""
+    return (rows, columns) if isinstance(rows, slice) or isinstance(columns, slice) else (rows[:, None], columns)
