@@ -5,6 +5,7 @@
   sampler=uniform          draws the training episodes
   randomization=none|sim2real   what varies between episodes, for policies that leave the simulator
   num_envs=...  total_steps=...  max_minutes=...  seed=0  device=auto|cpu|cuda  max_staleness=...
+  seed=0,1,2               one run after the other; out=<dir> is then the directory of the runs
   task.robot=panda         robot of the task
   eval_episodes=200        episodes of the evaluation at the end; 0 for none
   checkpoint_minutes=2     minutes between two checkpoints
@@ -19,23 +20,29 @@
   --config                 print the configuration that would be used, and end
   <group>.<option>=...     any option of a group, such as algo.learning_rate=1e-4 (files in configs/)
 
-Last line of stdout: {"run", "env_steps", "wall_s", "iterations", "eval"}. Exit code 0, 1 (crash), 2 (bad input), 130
-(Ctrl-C, SIGTERM or a closed terminal: the state is saved, and resume= continues).
+Last line of stdout: {"run", "env_steps", "wall_s", "iterations", "eval"}; of several seeds {"runs", "metric", "values",
+"mean", "ci95"}, with the t interval over the seeds, where runs are results of one seed. Exit code 0, 1 (crash), 2 (bad
+input), 130 (Ctrl-C, SIGTERM or a closed terminal: the state is saved, and resume= continues).
 """
 
 import sys
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 from embodied.core.clock import running_s, ticking
 from embodied.core.config import parse_overrides
-from embodied.session.command import run_command
+from embodied.core.errors import UserError
+from embodied.session.command import Stopped, run_command
 
 
 def train(argv: Sequence[str]) -> dict[str, Any]:
     """Train and evaluate; return the contract's result. UserError for bad input, Stopped after a signal."""
+    seeds = next((word.partition("=")[2].split(",") for word in reversed(argv) if word.startswith("seed=")), [])
+    if len(seeds) > 1:
+        return train_seeds([word for word in argv if not word.startswith("seed=")], seeds)
     shown = "--config" in argv
     overrides = parse_overrides([word for word in argv if word != "--config"], "task")
     from embodied.session.config import resume_run, to_mapping, to_yaml
@@ -56,6 +63,39 @@ def train(argv: Sequence[str]) -> dict[str, Any]:
         trainer = trainer_of(session.config)
         with trainer(session.config, session.run_dir, new=session.found is None) as training:
             return session.run(training)
+
+
+def train_seeds(argv: Sequence[str], seeds: Sequence[str]) -> dict[str, Any]:
+    """Train with each seed in turn; return their results with mean and interval. Stopped after a signal."""
+    from embodied.core.statistics import t_interval
+
+    if not all(seed.isdecimal() for seed in seeds) or len({*seeds}) < len(seeds):
+        raise UserError(f"seed: got {','.join(seeds)}, allowed: different numbers, separated by commas")
+    if any(word.startswith("resume=") for word in argv):
+        raise UserError("seed: several seeds are for new runs; resume= one run after the other")
+    of_seeds = [[f"{word}/seed_{seed}" if word.startswith("out=") else word for word in argv] for seed in seeds]
+    for word in (word for words in of_seeds for word in words):
+        if word.startswith("out=") and Path(word.partition("=")[2]).exists():
+            raise UserError(f"{word} exists; give a new directory")
+    runs: list[dict[str, Any]] = []
+    stopped = False
+    for seed, words in zip(seeds, of_seeds, strict=True):
+        try:
+            runs.append(train([*words, f"seed={seed}"]))
+        except Stopped as stop:
+            runs.append(stop.result)
+            stopped = True
+            break
+    found = [run["eval"] for run in runs if run["eval"]]
+    metric = "success_at_end" if any("success_at_end" in result for result in found) else "return_mean"
+    values = [result[metric] for result in found]
+    result = {
+        "runs": runs, "metric": metric, "values": values, "mean": mean(values) if values else None,
+        "ci95": t_interval(values) if len(values) > 1 else None,
+    }  # fmt: skip
+    if stopped:
+        raise Stopped(result)
+    return result
 
 
 main = partial(run_command, train, __doc__)

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import json
-from math import inf, sqrt
+from math import inf
 from pathlib import Path
-from statistics import mean, median, stdev
+from statistics import mean, median
 from typing import Any
 
-from embodied.core.statistics import wilson_interval
+from embodied.core.statistics import t_interval, wilson_interval
 
 HERE = Path(__file__).resolve().parent
 TASKS = ("push", "lift", "pick_place", "stack")
-T_95 = (12.7062, 4.3027, 3.1824, 2.7764, 2.5706, 2.4469, 2.3646, 2.3060, 2.2622)
-"""Student's t of a 95% interval, for 1, 2, ... degrees of freedom."""
 DEPLOYED = {"plain": "trained without", "sim2real-delay": "trained with both"}
 
 
@@ -44,13 +42,8 @@ def spread(found: list[dict[str, Any]], split: str | None = None) -> str:
         return f"{values[0]:.1f}% ({100 * low:.1f} to {100 * high:.1f}, one seed)"
     if len(values) == 2:
         return f"{mean(values):.1f}% (two seeds)"
-    center, half = t_interval(values)
-    return f"{center:.1f}% ({max(0.0, center - half):.1f} to {min(100.0, center + half):.1f})"
-
-
-def t_interval(values: list[float]) -> tuple[float, float]:
-    """Mean and half width of its 95% t interval."""
-    return mean(values), T_95[len(values) - 2] * stdev(values) / sqrt(len(values))
+    low, high = t_interval(values)
+    return f"{mean(values):.1f}% ({max(0.0, low):.1f} to {min(100.0, high):.1f})"
 
 
 def listed(values: list[float]) -> str:
@@ -158,9 +151,9 @@ def deployment() -> None:
 
 def seeds_and_mean(values: list[float]) -> str:
     """Percents of each seed, then their mean with its 95% t interval."""
-    center, half = t_interval(values)
-    interval = f"{max(0.0, center - half):.0f} to {min(100.0, center + half):.0f}"
-    return f"{', '.join(f'{value:.0f}' for value in values)}: {center:.1f}% ({interval})"
+    low, high = t_interval(values)
+    interval = f"{max(0.0, low):.0f} to {min(100.0, high):.0f}"
+    return f"{', '.join(f'{value:.0f}' for value in values)}: {mean(values):.1f}% ({interval})"
 
 
 def latencies() -> None:

@@ -300,3 +300,18 @@ def test_groups_and_episodes_must_fit(words: list[str], message: str, tmp_path: 
     assert (outcome.code, outcome.stdout) == (2, "")
     assert message in outcome.stderr
     assert not (tmp_path / "run").exists()
+
+
+def test_several_seeds_are_runs_of_one_seed_each(tmp_path: Path) -> None:
+    words = [*SMALL, "total_steps=128"]
+    several = run_train(*words, "seed=3,4", f"out={tmp_path / 'both'}")
+    assert several.code == 0, several.stderr
+    one = run_train(*words, "seed=4", f"out={tmp_path / 'one'}").result
+    result = several.result
+    assert [run["run"] for run in result["runs"]] == [str(tmp_path / "both" / f"seed_{seed}") for seed in (3, 4)]
+    assert result["runs"][1]["eval"] | {"run": 0} == one["eval"] | {"run": 0}
+    assert result["mean"] == pytest.approx(sum(result["values"]) / 2)
+    assert result["ci95"][0] <= result["mean"] <= result["ci95"][1]
+    again = run_train(*words, "seed=4,5", f"out={tmp_path / 'both'}")
+    assert again.code == 2
+    assert "seed_4 exists" in again.stderr
