@@ -42,7 +42,7 @@ def apply_block(copy: Path, match: re.Match[str]) -> Path:
     return path
 
 
-PAGES = {"task": 4, "policy": 4, "algorithm": 4, "replay_algorithm": 4, "simulator": 3, "robot": 4, "curriculum": 4}
+PAGES = {"task": 4, "policy": 4, "algorithm": 4, "replay_algorithm": 4, "simulator": 3, "robot": 3, "curriculum": 4}
 """Files of each page: one of code, one YAML where it has a group, one registration, one test."""
 
 

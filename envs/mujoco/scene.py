@@ -27,7 +27,7 @@ KINDS = {
 
 def on_table(robot: Robot) -> mujoco.MjSpec:
     """Return a scene of the robot and a table plane."""
-    spec = mujoco.MjSpec.from_file(str(robot.mjcf))
+    spec = robot.spec()
     spec.add_tuple(name="fingers", objtype=[mujoco.mjtObj.mjOBJ_BODY] * 2, objname=robot.fingers, objprm=[0, 0])
     spec.worldbody.add_geom(
         name="table", type=mujoco.mjtGeom.mjGEOM_PLANE, size=[0, 0, 1], rgba=GREY, friction=[1, 0.005, 0.0001],

@@ -15,12 +15,11 @@ from torch.linalg import vector_norm
 from torch.nn.functional import pad
 
 from embodied.core.errors import UserError
-from embodied.core.options import from_mapping
 from embodied.core.spec import SUCCESS, CameraSpec, EnvSpec, Instruction, StartStage, Term
 from embodied.envs.episodes.seeding import EpisodeRng
 from embodied.envs.mujoco.config import Shape
-from embodied.envs.mujoco.robots import ROBOTS
 from embodied.envs.mujoco.robots.base import Robot
+from embodied.envs.mujoco.robots.described import build_robot
 from embodied.envs.mujoco.scene import on_table
 from embodied.envs.mujoco.view import View
 from embodied.envs.rendering.cameras import Camera
@@ -62,8 +61,7 @@ class Task:
 
     def __init__(self, config: TaskConfig) -> None:
         self.config = config
-        entry = ROBOTS[config.robot]
-        self.robot: Robot = entry.build(from_mapping(entry.config, config.control, "control"))
+        self.robot: Robot = build_robot(config.robot, config.control)
         if config.held_starts > 0 and not self.stages:
             raise UserError(f"held_starts: {self.name} has no object to hold, allowed: 0")
 

@@ -16,7 +16,8 @@ import embodied
 from embodied.core.errors import UserError, unknown_name
 from embodied.core.options import Fraction, Positive, PositiveInt, config_dataclass, from_mapping
 from embodied.core.spec import TRAIN, Instruction
-from embodied.envs.mujoco.config import ROBOTS, Shape
+from embodied.envs.mujoco.config import Shape
+from embodied.envs.mujoco.robot_file import FOLDER, control_options, robot_path
 
 CONFIG_FILE = Path(embodied.__file__).parent / "configs" / "task" / "tabletop.yaml"
 HELD_OUT = "held_out"
@@ -30,7 +31,7 @@ class TaskConfig:
     """Options that every task has."""
 
     robot: str = "panda"
-    """Name of the robot."""
+    """Name of the robot, or the path of its YAML file."""
     control: dict[str, Any] = field(default_factory=dict)
     """The robot's options, which say how actions move it; for the Panda those of ``ControlConfig``."""
     max_episode_steps: PositiveInt = 80
@@ -46,7 +47,9 @@ class TaskConfig:
     """
 
     def __post_init__(self) -> None:
-        control = from_mapping(ROBOTS[self.robot].config, self.control, "control")
+        if (path := robot_path(self.robot)) and path.parent != FOLDER:
+            object.__setattr__(self, "robot", str(path))  # evaluations may run in another directory
+        control = control_options(self.robot, self.control)
         object.__setattr__(self, "control", asdict(control))  # defaults included
 
     def substeps(self, timestep_s: float) -> int:

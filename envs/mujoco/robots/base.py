@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
+import mujoco
 import numpy as np
 import torch
 from mujoco.batch import Batch
@@ -147,8 +148,6 @@ class Robot(Protocol):
 
     name: str
     """Manufacturer and model, as data sets name robots."""
-    mjcf: Path
-    """The robot without table and objects."""
     visual: Path | None
     """MJCF with the geoms of robot, table and floor that videos show; None: videos show the geoms of ``mjcf``."""
     coarse: Path | None
@@ -163,11 +162,14 @@ class Robot(Protocol):
     workspace_m: tuple[tuple[float, float, float], tuple[float, float, float]]
     """Opposite corners of the box that the tool centre point stays in."""
 
+    def spec(self) -> mujoco.MjSpec:
+        """Return the robot without table and objects."""
+
     def start_qpos(self, rng: EpisodeRng, held_n: np.ndarray) -> np.ndarray:
         """Draw joint positions [n, J] at the start of an episode: about home, and farther if ``held`` (bool [n])."""
 
     def attach(self, batch: Batch) -> Arm:
-        """Return the robot in the simulations of a batch whose model contains ``mjcf``."""
+        """Return the robot in the simulations of a batch whose model contains the robot."""
 
     def attach_tensors(self, batch: Simulations) -> TensorArm:
         """Return the robot in simulations whose live arrays are tensors. ``sim=warp`` refuses a robot without it."""

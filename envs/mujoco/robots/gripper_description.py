@@ -1,8 +1,8 @@
 """An arm with a parallel gripper and position actuators, before it is simulated."""
 
-from functools import cache
+from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import mujoco
 import numpy as np
@@ -11,7 +11,7 @@ from embodied.core.errors import UserError
 from embodied.core.spec import ActionTerm, ArmSpec, Box, GripperSpec, JointSpec, Term
 from embodied.envs.episodes.seeding import EpisodeRng
 from embodied.envs.mujoco.config import ControlConfig
-from embodied.envs.mujoco.robots.parts import FINGERS, Parts
+from embodied.envs.mujoco.robots.parts import FINGERS, Parts, Place
 
 
 class GripperDescription:
@@ -20,33 +20,47 @@ class GripperDescription:
     Joints are hinges (rad) or slides (m), from the base to the tool. See ``parts.Parts`` and ``base.Robot``.
     """
 
-    name: ClassVar[str]
-    mjcf: ClassVar[Path]
-    visual: ClassVar[Path | None] = None
-    coarse: ClassVar[Path | None] = None
-    fingers: ClassVar[tuple[str, str]] = FINGERS
-    home_qpos: ClassVar[np.ndarray]
+    name: str
+    mjcf: Path
+    visual: Path | None = None
+    coarse: Path | None = None
+    fingers: tuple[str, str] = FINGERS
+    home_qpos: np.ndarray
     """Joint positions [J], gripper pointing down: episodes start near them, and the null space is pulled to them."""
-    home_spread: ClassVar[np.ndarray]
+    home_spread: np.ndarray
     """Greatest distance of each joint from home at the start of an episode, [J]."""
-    held_spread: ClassVar[np.ndarray]
+    held_spread: np.ndarray
     """``home_spread`` of episodes that start with the object in the gripper, [J]."""
-    joint_unit: ClassVar[str] = "rad"
+    joint_unit: str = "rad"
     """Unit of the joint positions; one unit per joint, with commas between them, if the joints differ."""
-    finger_open_m: ClassVar[float]
+    finger_open_m: float
     """Target of each finger when the gripper is open."""
-    finger_closed_m: ClassVar[float]
+    finger_closed_m: float
     """Target of each finger when the gripper is closed; below 0, so that closing squeezes."""
-    finger_max_m: ClassVar[float] = 0.04
+    finger_max_m: float = 0.04
     """Position of each finger when the gripper is open as far as it can."""
-    max_velocity: ClassVar[np.ndarray | None] = None
+    max_velocity: np.ndarray | None = None
     """Largest speed of each joint, unit/s, [J]; None: not known, and policies cannot be exported to the robot."""
-    finger_scale: ClassVar[float] = 25.0
+    finger_scale: float = 25.0
     """Scale of observed finger positions; they are about 1 when open."""
 
     def __init__(self, config: ControlConfig) -> None:
         self.config = config
         self.workspace_m = config.workspace_low_m, config.workspace_high_m
+
+    def spec(self) -> mujoco.MjSpec:
+        """Return the robot without table and objects."""
+        return mujoco.MjSpec.from_file(str(self.mjcf))
+
+    @cached_property
+    def model(self) -> mujoco.MjModel:
+        """The robot without table and objects."""
+        return self.spec().compile()
+
+    @cached_property
+    def parts(self) -> Parts:
+        """Where its joints and actuators are in ``model``."""
+        return Parts(self.model)
 
     @property
     def num_joints(self) -> int:
@@ -54,14 +68,23 @@ class GripperDescription:
         return len(self.home_qpos)
 
     @property
+    def gripper_unit(self) -> str:
+        """Unit of the gripper's command and joints: m if they slide, rad if they turn."""
+        slides = self.model.jnt_type[self.parts.gripper.joints] == mujoco.mjtJoint.mjJNT_SLIDE
+        return "m" if slides.all() else "rad"
+
+    @property
     def terms(self) -> tuple[Term, ...]:
-        fingers = "distance of each finger from the point where they meet"
+        fingers, grip = "distance of each finger from the point where they meet", self.parts.gripper
+        unit = self.gripper_unit
+        if unit == "rad":
+            fingers = "position of the gripper's joints"
         joint_vel_unit = ", ".join(f"{unit}/s" for unit in self.joint_unit.split(", "))
         return (
             Term("joint_pos", self.num_joints, self.joint_unit, source="measured", meaning="joints, base to tool"),
             Term("joint_vel", self.num_joints, joint_vel_unit, source="measured", meaning="joints, base to tool"),
-            Term("fingers", 2, "m", scale=self.finger_scale, source="measured", meaning=fingers),
-            Term("finger_target", 1, "m", scale=self.finger_scale, source="command", meaning="their last target"),
+            Term("fingers", len(grip.joints), unit, scale=self.finger_scale, source="measured", meaning=fingers),
+            Term("finger_target", 1, unit, scale=self.finger_scale, source="command", meaning="their last target"),
             Term("tcp_pos", 3, "m", "base", source="kinematics", meaning="x, y, z of the tool centre point"),
             Term("tcp_vel", 3, "m/s", "base", source="kinematics", meaning="velocity of the tool centre point"),
         )
@@ -79,18 +102,22 @@ class GripperDescription:
             ]
         open_m, closed_m = self.finger_open_m, self.finger_closed_m
         meaning = "target of each finger, 1 open and -1 closed"
-        return Box((*move, ActionTerm("gripper", meaning, (open_m - closed_m) / 2, (open_m + closed_m) / 2, "m")))
+        gripper = ActionTerm("gripper", meaning, (open_m - closed_m) / 2, (open_m + closed_m) / 2, self.gripper_unit)
+        return Box((*move, gripper))
 
     @property
     def arm(self) -> ArmSpec | None:
-        return None if self.max_velocity is None else self.kinematics
+        """The arm; None: policies cannot be exported, because its speeds are unknown or it has not two fingers."""
+        if self.max_velocity is None or len(self.parts.gripper.joints) != 2:
+            return None
+        return self.kinematics
 
-    @property
+    @cached_property
     def kinematics(self) -> ArmSpec:
         """The arm; unknown speeds are 1, on which neither its kinematics nor its control law depend."""
         config, speeds = self.config, np.ones(self.num_joints) if self.max_velocity is None else self.max_velocity
         return ArmSpec(
-            *joint_specs(self.mjcf, tuple(map(float, self.home_qpos)), tuple(map(float, speeds))),
+            *joint_specs(self.model, self.parts.arm, self.home_qpos.tolist(), speeds.tolist()),
             GripperSpec(self.finger_open_m, self.finger_closed_m, config.gripper_m, self.finger_max_m),
             config.mode, config.rotation, config.damping, config.posture_gain, *self.workspace_m,
         )  # fmt: skip
@@ -101,19 +128,17 @@ class GripperDescription:
         return np.asarray(self.home_qpos + spread * signed)
 
 
-@cache
 def joint_specs(
-    mjcf: Path, home: tuple[float, ...], max_velocity: tuple[float, ...]
+    model: mujoco.MjModel, arm: Place, home: list[float], max_velocity: list[float]
 ) -> tuple[tuple[JointSpec, ...], Any, Any]:
-    """Return the joints of the arm in ``mjcf``, and position and orientation of the tool in the last joint's frame.
+    """Return the joints of the arm in a model, and position and orientation of the tool in the last joint's frame.
 
     home, max_velocity: a number per joint. UserError if a body has several joints of which a hinge has a reference
     position (``ref``), which no ``JointSpec`` holds.
     """
-    model = mujoco.MjModel.from_xml_path(str(mjcf))
-    data, arm = mujoco.MjData(model), Parts(model).arm
+    data = mujoco.MjData(model)
     if len(arm.joints) != len(home):
-        raise UserError(f"{mjcf}: home: got {len(home)} numbers, needed: {len(arm.joints)}, one per joint of the arm")
+        raise UserError(f"home: got {len(home)} numbers, needed: {len(arm.joints)}, one per joint of the arm")
     ref_J = model.qpos0[arm.qpos]
     data.qpos[arm.qpos] = 0.0
     mujoco.mj_kinematics(model, data)
@@ -122,10 +147,11 @@ def joint_specs(
     for i, servo, ref, at, speed in zip(arm.joints, arm.servos, ref_J, home, max_velocity, strict=True):
         slide, body = model.jnt_type[i] == mujoco.mjtJoint.mjJNT_SLIDE, model.jnt_bodyid[i]
         if ref and not slide and model.body_jntnum[body] > 1:
-            raise UserError(f"{mjcf}: joint '{model.joint(i).name}': ref: allowed with one joint per body")
+            raise UserError(f"joint '{model.joint(i).name}': ref: allowed with one joint per body")
         frame, anchor = data.xmat[body].reshape(3, 3), data.xanchor[i] - data.xaxis[i] * ref * slide
         offset, turn = mat.T @ (anchor - pos), mat.T @ frame
         pos, mat = anchor, frame.copy()
+        limits = model.actuator_ctrlrange[servo] if model.actuator_ctrllimited[servo] else model.jnt_range[i]
         joints.append(
             JointSpec(
                 name=model.joint(i).name,
@@ -133,8 +159,8 @@ def joint_specs(
                 pos_m=tuple(offset.tolist()),
                 quat=_quat(turn),
                 axis=tuple(model.jnt_axis[i].tolist()),
-                low=float(model.actuator_ctrlrange[servo, 0]),
-                high=float(model.actuator_ctrlrange[servo, 1]),
+                low=float(limits[0]),
+                high=float(limits[1]),
                 max_velocity=speed,
                 max_effort=float(model.actuator_forcerange[servo, 1]),
                 stiffness=float(model.actuator_gainprm[servo, 0]),

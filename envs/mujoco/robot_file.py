@@ -1,0 +1,155 @@
+"""A robot as a YAML file: which MJCF, what in it is the robot, and how it starts and moves. Imports no simulator."""
+
+from collections.abc import Mapping
+from dataclasses import field
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated, Any
+
+import yaml
+from pydantic import Field
+
+import embodied
+from embodied.core.errors import UserError, one_line, unknown_name
+from embodied.core.options import NonNegative, Positive, config_dataclass, from_mapping
+from embodied.envs.mujoco.config import ROBOTS, ControlConfig
+
+FOLDER = Path(embodied.__file__).parent / "configs" / "robot"
+Vector = tuple[float, float, float]
+
+
+@config_dataclass
+class Tool:
+    """The tool centre point: a site of the MJCF, or a place in a body. Its z axis points away from the gripper."""
+
+    site: str = ""
+    """Name of a site."""
+    body: str = ""
+    """Name of a body, without ``site``."""
+    pos_m: Vector = (0.0, 0.0, 0.0)
+    """Position in the body."""
+    quat: tuple[float, float, float, float] = (1.0, 0.0, 0.0, 0.0)
+    """Orientation in the body, (w, x, y, z)."""
+
+    def __post_init__(self) -> None:
+        if bool(self.site) == bool(self.body):
+            raise UserError(f"tool: got site '{self.site}' and body '{self.body}', needed: one of them")
+
+
+@config_dataclass
+class Gripper:
+    """The gripper. All its actuators get the same command, in the unit of their joints: m or rad."""
+
+    actuators: Annotated[tuple[str, ...], Field(min_length=1)]
+    """Names of its actuators."""
+    open: float
+    """Command that opens it."""
+    closed: float
+    """Command that closes it, beyond contact so that it squeezes."""
+    bodies: tuple[str, str]
+    """The two bodies that touch a held object; one of them may not move."""
+
+    def __post_init__(self) -> None:
+        if self.open <= self.closed:
+            raise UserError(f"gripper: got open {self.open:g} and closed {self.closed:g}, allowed: open above closed")
+
+
+@config_dataclass
+class Servo:
+    """A position servo, which replaces the actuator of a joint if there is one."""
+
+    kp: Positive
+    """Stiffness, N m/rad or N/m."""
+    kd: NonNegative
+    """Damping, N m s/rad or N s/m."""
+    force: Positive
+    """Greatest torque or force, N m or N."""
+    armature: NonNegative | None = None
+    """Inertia of the motor at the joint, kg m^2 or kg; null: as in the MJCF."""
+
+
+@config_dataclass
+class RobotFile:
+    """A robot: a MJCF with the names of its parts."""
+
+    mjcf: str
+    """Path from the YAML's folder, or ``package:path`` in an installed package."""
+    tool: Tool
+    """The tool centre point."""
+    gripper: Gripper
+    """The gripper."""
+    home: dict[str, float] = field(default_factory=dict)
+    """Position of each joint of the arm, from which episodes start, by the joint's name."""
+    keyframe: str = ""
+    """Name of a keyframe of the MJCF, in place of ``home``."""
+    root: str = ""
+    """Body of the robot, where the MJCF is a whole scene: all beside it is left out."""
+    without: tuple[str, ...] = ()
+    """Bodies that are left out."""
+    base_m: Vector = (0.0, 0.0, 0.0)
+    """Position of the MJCF's origin; the table's surface is at z = 0."""
+    servos: dict[str, Servo] = field(default_factory=dict)
+    """Servos by the joint's name, for joints whose actuator is missing or to be replaced."""
+    control: dict[str, Any] = field(default_factory=dict)
+    """Defaults of ``task.control`` for this robot."""
+    weightless: bool = False
+    """Whether the robot compensates its own weight; false: the bodies that the MJCF says."""
+    spread: NonNegative = 0.05
+    """Greatest distance of each joint from home at the start of an episode."""
+    max_velocity: dict[str, Positive] = field(default_factory=dict)
+    """Largest speed of each joint by its name; without it policies cannot be exported to the robot."""
+    timestep_s: Positive = 0.01
+    """Physics step."""
+
+    def __post_init__(self) -> None:
+        if bool(self.home) == bool(self.keyframe):
+            raise UserError("home, keyframe: needed: one of them")
+
+
+def robot_path(name: str) -> Path | None:
+    """Return the YAML file of a robot, None for a registered class. UserError with the nearest name for others."""
+    if name in ROBOTS.names():
+        return None
+    path = Path(name).resolve() if name.endswith((".yaml", ".yml")) else FOLDER / f"{name}.yaml"
+    if not path.is_file():
+        if path.parent != FOLDER:
+            near = [str(Path(name).parent / other.name) for other in path.parent.glob("*.y*ml")]
+            raise unknown_name("robot file", name, near) if near else UserError(f"robot file {name}: there is none")
+        raise unknown_name("robot", name, [*ROBOTS.names(), *(other.stem for other in FOLDER.glob("*.yaml"))])
+    return path
+
+
+@cache
+def read_robot(path: Path) -> RobotFile:
+    """Read a robot's YAML file. UserError for bad YAML, and for unknown or wrong keys."""
+    try:
+        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, yaml.YAMLError) as error:
+        raise UserError(f"robot {path}: cannot be read: {one_line(error)}") from error
+    if not isinstance(data, dict):
+        raise UserError(f"robot {path}: got no keys, needed: those of a robot, such as mjcf")
+    return from_mapping(RobotFile, data, f"robot {path.name}")
+
+
+def mjcf_path(path: Path, robot: RobotFile) -> Path:
+    """Return the MJCF of a robot whose YAML is at ``path``. UserError if there is none."""
+    package, colon, inside = robot.mjcf.rpartition(":")
+    folder = path.parent
+    if colon:
+        found = find_spec(package) if package.isidentifier() else None
+        if found is None or not found.submodule_search_locations:
+            raise UserError(f"robot {path.name}: mjcf: package '{package}' is not installed")
+        folder = Path(found.submodule_search_locations[0])
+    mjcf = folder / inside
+    if not mjcf.is_file():
+        known = [str(x.relative_to(folder)) for x in mjcf.parent.glob("*.xml")] if mjcf.parent.is_dir() else []
+        raise unknown_name(f"mjcf of robot {path.name}", inside, known)
+    return mjcf
+
+
+def control_options(robot: str, control: Mapping[str, Any]) -> Any:
+    """Return the control options of a robot, with the defaults of its class or file."""
+    if (path := robot_path(robot)) is None:
+        return from_mapping(ROBOTS[robot].config, control, "control")
+    return from_mapping(ControlConfig, {**read_robot(path).control, **control}, "control")

@@ -1,0 +1,98 @@
+"""A robot from a YAML file: the Panda as one is the Panda; what is missing or wrong is named with the nearest name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import yaml
+
+from embodied.core.errors import UserError
+from embodied.envs import make_pool, make_sampler
+from embodied.envs.mujoco.robots.described import build_robot
+from embodied.envs.mujoco.robots.panda import Panda
+from tests.envs.helpers import PANDA
+
+HOME = {f"joint{i + 1}": float(value) for i, value in enumerate(Panda.home_qpos)}
+FINGERS = ["left_finger", "right_finger"]
+DATA = {
+    "mjcf": str(Panda.mjcf), "tool": {"site": "tcp"}, "home": HOME,
+    "gripper": {"actuators": FINGERS, "open": 0.04, "closed": -0.01, "bodies": FINGERS},
+    "max_velocity": {f"joint{i + 1}": float(value) for i, value in enumerate(Panda.max_velocity)},
+}  # fmt: skip
+
+
+def written(folder: Path, **changes: object) -> str:
+    path = folder / "my_arm.yaml"
+    path.write_text(yaml.safe_dump({**DATA, **changes}))
+    return str(path)
+
+
+def test_the_panda_as_a_file_is_the_panda_bit_for_bit(tmp_path: Path) -> None:
+    pools = [make_pool("lift", {"robot": name}, num_envs=4, num_threads=1) for name in ("panda", written(tmp_path))]
+    assert pools[0].spec.arm == pools[1].spec.arm
+    assert pools[0].spec.state == pools[1].spec.state
+    for pool in pools:
+        pool.reset(make_sampler(pool, seed=0))
+    for _ in range(25):
+        one, other = (pool.step(pool.task.expert()) for pool in pools)
+        assert torch.equal(one.obs["state"], other.obs["state"])
+        assert torch.equal(one.reward_NE, other.reward_NE)
+
+
+def test_a_scene_is_cut_down_to_the_robot_and_gets_servos_tool_and_base(tmp_path: Path) -> None:
+    text = Panda.mjcf.read_text()
+    scene = text.replace("<worldbody>", '<worldbody><light/><geom type="plane" size="1 1 1"/><body name="block"/>')
+    key = " ".join(map(str, [*Panda.home_qpos, 0.04, 0.04]))
+    scene = scene.replace("</mujoco>", f'<keyframe><key name="rest" qpos="{key}"/></keyframe></mujoco>')
+    scene = scene.replace('<site name="tcp" pos="0 0 0.1034" size="0.005" group="4"/>', "")
+    scene = scene.replace('<framelinvel name="tcp_vel" objtype="site" objname="tcp"/>', "")
+    (tmp_path / "scene.xml").write_text(scene)
+    servo = {"kp": 500.0, "kd": 50.0, "force": 40.0, "armature": 0.2}
+    robot = build_robot(
+        written(
+            tmp_path, mjcf="scene.xml", root="link0", home={}, keyframe="rest", servos={"joint3": servo},
+            base_m=[0, 0, 0.1], tool={"body": "hand", "pos_m": [0, 0, 0.1034]}, control={"delta_m": 0.02},
+        ),
+        {"rotation": True},
+    )  # fmt: skip
+    names = [body.name for body in robot.spec().bodies]
+    assert "block" not in names
+    assert robot.config.delta_m == 0.02
+    assert robot.config.rotation
+    arm = robot.kinematics
+    assert arm.joints[2].stiffness == 500
+    assert arm.joints[2].max_effort == 40
+    assert arm.joints[2].low == -2.8973
+    assert arm.joints[0].pos_m[2] == pytest.approx(0.433)
+    np.testing.assert_allclose(arm.tool_pos_m, PANDA.kinematics.tool_pos_m, atol=1e-12)
+    np.testing.assert_allclose(robot.home_qpos, Panda.home_qpos)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"mjcf": "pnda.xml"}, "mjcf of robot my_arm.yaml 'pnda.xml'"),
+        ({"mjcf": "no_such_package:a.xml"}, "package 'no_such_package' is not installed"),
+        ({"home": HOME | {"joint9": 0.0}}, "joint in home of robot my_arm 'joint9'. Did you mean 'joint7'|'joint1'"),
+        ({"home": {"joint1": 0.0}}, "home: lacks joint2, joint3"),
+        ({"home": {}, "keyframe": "rest"}, "keyframe in robot my_arm 'rest'"),
+        ({"tool": {"site": "tpc"}}, "site in robot my_arm 'tpc'. Did you mean 'tcp'"),
+        ({"tool": {}}, "needed: one of them"),
+        ({"gripper": DATA["gripper"] | {"bodies": ["left_fingr", "hand"]}}, "Did you mean 'left_finger'"),  # type: ignore[operator]
+        ({"gripper": DATA["gripper"] | {"actuators": FINGERS[:1]}}, "actuators: got right_finger too"),  # type: ignore[operator]
+        ({"servos": {"joint0": {"kp": 1, "kd": 1, "force": 1}}}, "joint in robot my_arm 'joint0'"),
+        ({"grip": 1}, "robot my_arm.yaml.*grip"),
+    ],
+)
+def test_what_is_wrong_is_named(tmp_path: Path, changes: dict[str, object], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        build_robot(written(tmp_path, **changes), {})
+
+
+def test_a_missing_file_is_answered_with_the_nearest_one(tmp_path: Path) -> None:
+    path = written(tmp_path)
+    with pytest.raises(UserError, match=r"Did you mean '.*my_arm\.yaml'"):
+        build_robot(path.replace("my_arm", "my_amr"), {})
