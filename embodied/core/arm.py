@@ -45,8 +45,9 @@ def damped_least_squares(
     dq = p + J^T (J J^T + damping^2 I)^-1 (twist - J p)   (Wampler 1986; Nakamura and Hanafusa 1986)
     """
     twist_6n, prior_vn = np.ascontiguousarray(twist_6n), np.ascontiguousarray(prior_vn)
-    gram = np.zeros((6, 6, jacobian_6vn.shape[2]))
-    gram[np.arange(6), np.arange(6)] = damping**2
+    rows = len(twist_6n)  # or 3, of the position alone
+    gram = np.zeros((rows, rows, jacobian_6vn.shape[2]))
+    gram[np.arange(rows), np.arange(rows)] = damping**2
     for column in jacobian_6vn.swapaxes(0, 1):  # not einsum, whose order of summation depends on n
         gram += column[:, None] * column
     residual = twist_6n - (jacobian_6vn * prior_vn).sum(1)
@@ -162,7 +163,8 @@ class ToolPose(NamedTuple):
 class ArmLaw:
     """The law of one arm for arrays of a library.
 
-    xp: ``numpy`` or ``torch``. array: makes an array of numbers. least_squares: its ``damped_least_squares``.
+    xp: ``numpy`` or ``torch``. array: makes an array of numbers. least_squares: its ``damped_least_squares``. free:
+    ee_delta controls the position of the tool alone, and the posture decides its orientation.
     """
 
     def __init__(
@@ -171,8 +173,10 @@ class ArmLaw:
         xp: Any = np,
         array: Callable[[Any], AnyArray] = np.asarray,
         least_squares: Callable[[AnyArray, AnyArray, AnyArray, float], AnyArray] = damped_least_squares,
+        free: bool = False,
     ) -> None:
         self.arm, self.xp, self.least_squares = arm, xp, least_squares
+        self.controlled = slice(3) if free else slice(6)
         self.low_J1, self.high_J1, self.home_J1 = (
             array([[getattr(joint, name)] for joint in arm.joints]) for name in ("low", "high", "home")
         )
@@ -185,7 +189,8 @@ class ArmLaw:
             delta_JN = move_MN
         else:
             pose, prior_JN = tool(), self.arm.posture_gain * (self.home_J1 - qpos_JN)
-            delta_JN = self.least_squares(pose.jacobian_6JN, self._twist(move_MN, pose), prior_JN, self.arm.damping)
+            twist, jacobian = self._twist(move_MN, pose)[self.controlled], pose.jacobian_6JN[self.controlled]
+            delta_JN = self.least_squares(jacobian, twist, prior_JN, self.arm.damping)
         return (qpos_JN + delta_JN).clip(self.low_J1, self.high_J1)
 
     def finger_step(self, wanted_m: AnyArray, target_m: AnyArray) -> AnyArray:

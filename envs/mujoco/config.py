@@ -83,6 +83,10 @@ class ControlConfig:
     """Greatest movement of each finger's target per control step; closing from open takes about five steps."""
     rotation: bool = False
     """With ee_delta, add a rotation about the vertical as the action before the gripper."""
+    orientation: Literal["vertical", "free"] = "vertical"
+    """free: with ee_delta, actions control the position of the tool alone, for arms of fewer than six joints."""
+    from_target: bool = False
+    """Add displacements to the last joint targets, not to the measured pose, from which an arm with a weight sinks."""
     damping: float = 0.03
     """Damping of the least-squares inverse kinematics."""
     posture_gain: float = 0.03
@@ -95,6 +99,8 @@ class ControlConfig:
     def __post_init__(self) -> None:
         if self.rotation and self.mode != "ee_delta":
             raise UserError(f"rotation: got true with mode={self.mode}, allowed with mode=ee_delta only")
+        if self.rotation and self.orientation == "free":
+            raise UserError("rotation: got true with orientation=free, allowed with orientation=vertical only")
 
 
 ROBOTS: Registry[Any] = Registry("robot")

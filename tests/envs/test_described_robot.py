@@ -96,3 +96,32 @@ def test_a_missing_file_is_answered_with_the_nearest_one(tmp_path: Path) -> None
     path = written(tmp_path)
     with pytest.raises(UserError, match=r"Did you mean '.*my_arm\.yaml'"):
         build_robot(path.replace("my_arm", "my_amr"), {})
+
+
+def test_an_arm_with_a_weight_holds_its_pose_by_its_targets_and_moves_by_position_alone(tmp_path: Path) -> None:
+    mjcf = tmp_path / "heavy.xml"
+    mjcf.write_text(Panda.mjcf.read_text().replace('gravcomp="1"', ""))
+    sunk_m = {}
+    for from_target in (False, True):
+        control = {"from_target": from_target, "orientation": "free"}
+        robot = written(
+            tmp_path,
+            mjcf=str(mjcf),
+            servos={f"joint{i + 1}": {"kp": 3000.0, "kd": 300.0, "force": 200.0} for i in range(7)},
+        )
+        pool = make_pool("reach", {"robot": robot, "control": control}, num_envs=4, num_threads=1)
+        pool.reset(make_sampler(pool, seed=0))
+        for _ in range(5):
+            pool.step(torch.zeros(4, 4))
+        before = pool.arm.tcp_pos.clone()
+        for _ in range(20):
+            pool.step(torch.zeros(4, 4))
+        sunk_m[from_target] = float((before - pool.arm.tcp_pos)[:, 2].max())
+    assert sunk_m[True] < 0.02 < sunk_m[False]
+    assert pool.spec.arm is None
+    assert pool.spec.state[6].name == "joint_target"
+    before = pool.arm.tcp_pos.clone()
+    pool.step(torch.tensor([[[1.0, 0, 0, 1]]] * 4)[:, 0])
+    moved = pool.arm.tcp_pos - before
+    assert (moved[:, 0] > 0.01).all()
+    assert (moved[:, 1].abs() < 0.01).all()

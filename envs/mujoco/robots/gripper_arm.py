@@ -80,10 +80,23 @@ class GripperState:
 
     def true_state(self) -> dict[str, Tensor]:
         """Return the quantities of ``Robot.terms`` by name, [N, size]."""
-        return {
+        state = {
             "joint_pos": self.joint_pos, "joint_vel": self.joint_vel, "fingers": self.finger_qpos,
             "finger_target": self.finger_targets[:, :1], "tcp_pos": self.tcp_pos, "tcp_vel": self.tcp_vel,
         }  # fmt: skip
+        return state | {"joint_target": self._ctrl[:, self.parts.arm.ctrl]} if self.config.from_target else state
+
+    def commanded(self) -> Measurement:
+        """Return the pose that the last targets ask for. UserError with backlash, behind which they are not known."""
+        if self.backlash_NJ is not None:
+            raise UserError("control.from_target: got true with randomised backlash, allowed without it")
+        target_NJ = self._ctrl[:, self.parts.arm.ctrl].double()
+        if self.encoder_offset_NJ is not None:
+            target_NJ = target_NJ + self.encoder_offset_NJ
+        return self.measurement(target_NJ, torch.zeros_like(target_NJ), self.finger_targets[:, :1])
+
+    def measurement(self, qpos_NJ: Tensor, qvel_NJ: Tensor, finger_N1: Tensor) -> Measurement:
+        raise NotImplementedError
 
     def hold(self, ids: Tensor, position_n: Tensor) -> None:
         self._qpos[at(ids, self.parts.gripper.qpos)] = position_n.unsqueeze(-1)
@@ -111,7 +124,8 @@ class AttachedArm(GripperState):
 
     def __init__(self, batch: Batch, robot: GripperDescription) -> None:
         super().__init__(batch, robot)
-        self.chain, self.law = Chain(robot.kinematics), ArmLaw(robot.kinematics)
+        self.chain = Chain(robot.kinematics)
+        self.law = ArmLaw(robot.kinematics, free=robot.config.orientation == "free")
         self.qpos, self.ctrl = batch.bind("qpos"), batch.bind("ctrl")
         self.site_xpos, self.site_xmat = batch.bind("site_xpos"), batch.bind("site_xmat")
         self.xaxis, self.xanchor = batch.bind("xaxis"), batch.bind("xanchor")
@@ -139,6 +153,7 @@ class AttachedArm(GripperState):
         object. Targets are computed for all N: selecting rows first costs more than it saves.
         """
         arm, gripper = self.parts.arm, self.parts.gripper
+        measured = self.commanded() if self.config.from_target else measured
         qpos_JN = self.qpos[:, arm.qpos].T if measured is None else measured.joint_pos_JN.numpy()
         move_MN = (action_NA[:, :-1] * self.move_scale).T
         target = self.law.joint_targets(move_MN, qpos_JN, lambda: self._tool(measured)).T
@@ -180,7 +195,8 @@ class DeviceArm(GripperState):
         self.ctrl, joints = self._ctrl, self.parts.arm.joints
         self.xaxis, self.xanchor = (live(batch.bind(name)) for name in ("xaxis", "xanchor"))
         self.slide_J1 = self._tensor(batch.model.jnt_type[joints] == mujoco.mjtJoint.mjJNT_SLIDE).bool().unsqueeze(-1)
-        self.law = ArmLaw(robot.kinematics, torch, self._tensor, damped_least_squares)
+        free = robot.config.orientation == "free"
+        self.law = ArmLaw(robot.kinematics, torch, self._tensor, damped_least_squares, free)
         self.chain = Chain(robot.kinematics, torch, self._tensor)
         self.move_scale_M = self._tensor(self.move_scale)
 
@@ -202,6 +218,7 @@ class DeviceArm(GripperState):
     def apply(self, action_NA: Tensor, measured: Measurement | None = None) -> None:
         """Write the actuator targets for actions [N, A] in [-1, 1]; see ``AttachedArm.apply``."""
         action, arm = action_NA.double(), self.parts.arm
+        measured = self.commanded() if self.config.from_target else measured
         move_MN = (action[:, :-1] * self.move_scale_M).T
         qpos_JN = self.joint_pos.double().T if measured is None else measured.joint_pos_JN
         tool = self._tool if measured is None else partial(tool_pose, measured)
@@ -253,12 +270,13 @@ def damped_least_squares(jacobian_6JN: Tensor, twist_6N: Tensor, prior_JN: Tenso
     Sums and elimination are written out: a matrix product's order of summation may depend on N, and a GPU cannot record
     a solver that waits for it.
     """
-    eye_66 = torch.eye(6, dtype=jacobian_6JN.dtype, device=jacobian_6JN.device)
+    rows = len(twist_6N)
+    eye_66 = torch.eye(rows, dtype=jacobian_6JN.dtype, device=jacobian_6JN.device)
     gram_66N = (jacobian_6JN[:, None] * jacobian_6JN).sum(2) + damping**2 * eye_66[..., None]
     residual_6N = twist_6N - (jacobian_6JN * prior_JN).sum(1)
     system_67N = torch.cat([gram_66N, residual_6N[:, None]], 1)
-    for k in range(6):  # Gauss-Jordan, as in ``embodied.core.arm.solve_spd``
+    for k in range(rows):  # Gauss-Jordan, as in ``embodied.core.arm.solve_spd``
         pivot_7N = system_67N[k] / system_67N[k, k]
         system_67N = system_67N - (system_67N[:, k] - eye_66[:, k, None])[:, None] * pivot_7N
-    displacement_JN: Tensor = prior_JN + (jacobian_6JN * system_67N[:, None, 6]).sum(0)
+    displacement_JN: Tensor = prior_JN + (jacobian_6JN * system_67N[:, None, rows]).sum(0)
     return displacement_JN

@@ -80,6 +80,7 @@ class GripperDescription:
         if unit == "rad":
             fingers = "position of the gripper's joints"
         joint_vel_unit = ", ".join(f"{unit}/s" for unit in self.joint_unit.split(", "))
+        target = Term("joint_target", self.num_joints, self.joint_unit, source="command", meaning="their last targets")
         return (
             Term("joint_pos", self.num_joints, self.joint_unit, source="measured", meaning="joints, base to tool"),
             Term("joint_vel", self.num_joints, joint_vel_unit, source="measured", meaning="joints, base to tool"),
@@ -87,6 +88,7 @@ class GripperDescription:
             Term("finger_target", 1, unit, scale=self.finger_scale, source="command", meaning="their last target"),
             Term("tcp_pos", 3, "m", "base", source="kinematics", meaning="x, y, z of the tool centre point"),
             Term("tcp_vel", 3, "m/s", "base", source="kinematics", meaning="velocity of the tool centre point"),
+            *((target,) if self.config.from_target else ()),
         )
 
     @property
@@ -107,10 +109,9 @@ class GripperDescription:
 
     @property
     def arm(self) -> ArmSpec | None:
-        """The arm; None: policies cannot be exported, because its speeds are unknown or it has not two fingers."""
-        if self.max_velocity is None or len(self.parts.gripper.joints) != 2:
-            return None
-        return self.kinematics
+        """The arm; None: policies cannot be exported, because no bundle can describe its gripper or its control yet."""
+        other = len(self.parts.gripper.joints) != 2 or self.config.orientation == "free" or self.config.from_target
+        return None if self.max_velocity is None or other else self.kinematics
 
     @cached_property
     def kinematics(self) -> ArmSpec:
