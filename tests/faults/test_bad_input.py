@@ -66,7 +66,7 @@ from tests.commands.helpers import SMALL, checkpoint_of, run_eval, run_train
             "unknown key 'task.control.moode'. Did you mean 'task.control.mode'? Allowed: task.control.damping, ",
         ),
         ("seed=5000000000000", "seed: got 5000000000000, allowed: at least 0 and below 2147483648"),
-        ("task.robot=pandas", "unknown robot 'pandas'. Did you mean 'panda'? Allowed: panda"),
+        ("task.robot=pandas", "unknown robot 'pandas'. Did you mean 'panda'? Allowed: panda, so101"),
         ("task.control.mode=ee_dleta", "task.control.mode: got 'ee_dleta', allowed: 'ee_delta' or 'joint_delta'"),
         ("task.control_dt_s=0.0333", "control_dt_s: got 0.0333, allowed: multiples of the physics step"),
         ("task.held_starts=0.5", "held_starts: reach has no object to hold, allowed: 0"),

@@ -23,6 +23,7 @@ from embodied.envs.mujoco.robots.gripper_description import GripperDescription
 from embodied.envs.mujoco.robots.parts import Parts, at
 
 __all__ = ["ControlConfig", "GripperArm"]
+LAG = 0.15  # share of a displacement that experts add to the last targets, from which a servo lags
 Numbers = TypeVar("Numbers", np.ndarray, Tensor)
 
 
@@ -114,7 +115,10 @@ class GripperState:
     def move_tool(self, displacement_N3: Tensor, gripper_N: Tensor, limit_N1: Tensor) -> Tensor:
         if self.config.mode != "ee_delta":
             raise UserError(f"control.mode: the scripted experts need ee_delta, got '{self.config.mode}'")
-        step = (displacement_N3 / self.config.delta_m).clamp(-limit_N1, limit_N1)
+        share = (
+            LAG if self.config.from_target else 1.0
+        )  # targets are ahead of the tool: a whole displacement overshoots
+        step = (displacement_N3 * share / self.config.delta_m).clamp(-limit_N1, limit_N1)
         yaw = [torch.zeros_like(step[:, :1])] if self.config.rotation else []
         return torch.cat([step, *yaw, gripper_N.to(step.dtype).unsqueeze(-1)], dim=-1).float()
 
