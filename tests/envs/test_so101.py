@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from embodied.core.errors import UserError
 from embodied.envs import make_pool, make_sampler
 from embodied.envs.mujoco.robots.base import ASSETS
 
@@ -62,3 +63,16 @@ def test_it_holds_still_with_zero_actions_and_reaches_goals() -> None:
     for _ in range(pool.spec.max_episode_steps):
         step = pool.step(pool.task.expert())
     assert step.episodes.success_at_end_M.float().mean() >= 0.9
+
+
+def test_its_measurements_may_be_noisy_and_backlash_is_refused() -> None:
+    for field, works in (("joint_noise", True), ("backlash", False)):
+        sim = {"randomization": {"term": {"field": field, "range": (0.0, 0.01)}}}
+        pool = make_pool("reach", {"robot": "so101", **AREA}, num_envs=2, num_threads=1, sim=sim)
+        obs = pool.reset(make_sampler(pool, seed=0))
+        assert obs["state"].shape == (2, pool.spec.state_dim)
+        if works:
+            pool.step(torch.zeros(2, 4))
+        else:
+            with pytest.raises(UserError, match="from_target"):
+                pool.step(torch.zeros(2, 4))

@@ -23,7 +23,7 @@ from embodied.envs.mujoco.robots.gripper_description import GripperDescription
 from embodied.envs.mujoco.robots.parts import Parts, at
 
 __all__ = ["ControlConfig", "GripperArm"]
-LAG = 0.15  # share of a displacement that experts add to the last targets, from which a servo lags
+LAG = 0.15  # share of a displacement that experts add to the last targets, behind which servos lag
 Numbers = TypeVar("Numbers", np.ndarray, Tensor)
 
 
@@ -115,9 +115,7 @@ class GripperState:
     def move_tool(self, displacement_N3: Tensor, gripper_N: Tensor, limit_N1: Tensor) -> Tensor:
         if self.config.mode != "ee_delta":
             raise UserError(f"control.mode: the scripted experts need ee_delta, got '{self.config.mode}'")
-        share = (
-            LAG if self.config.from_target else 1.0
-        )  # targets are ahead of the tool: a whole displacement overshoots
+        share = LAG if self.config.from_target else 1.0
         step = (displacement_N3 * share / self.config.delta_m).clamp(-limit_N1, limit_N1)
         yaw = [torch.zeros_like(step[:, :1])] if self.config.rotation else []
         return torch.cat([step, *yaw, gripper_N.to(step.dtype).unsqueeze(-1)], dim=-1).float()
@@ -139,7 +137,7 @@ class AttachedArm(GripperState):
         if measured is None:
             return self.true_state()
         velocity_3N = (measured.jacobian_6JN[:3].numpy() * measured.joint_vel_JN.numpy()).sum(1)
-        return self.true_state() | measured_state(measured, torch.from_numpy(velocity_3N))
+        return self.true_state() | measured_state(measured, torch.from_numpy(velocity_3N), self.finger_qpos.shape[1])
 
     def measurement(self, qpos_NJ: Tensor, qvel_NJ: Tensor, finger_N1: Tensor) -> Measurement:
         pose = map(torch.from_numpy, self.chain.tools(qpos_NJ.numpy().T.copy()))
@@ -208,7 +206,7 @@ class DeviceArm(GripperState):
         if measured is None:
             return self.true_state()
         velocity_3N = (measured.jacobian_6JN[:3] * measured.joint_vel_JN).sum(1)
-        return self.true_state() | measured_state(measured, velocity_3N)
+        return self.true_state() | measured_state(measured, velocity_3N, self.finger_qpos.shape[1])
 
     def measurement(self, qpos_NJ: Tensor, qvel_NJ: Tensor, finger_N1: Tensor) -> Measurement:
         qpos_JN, qvel_JN, finger_1N = (value.double().T for value in (qpos_NJ, qvel_NJ, finger_N1))
@@ -251,11 +249,11 @@ def tool_pose(measured: Measurement) -> ToolPose:
     return ToolPose(measured.tool_3N, measured.rotation_33N.reshape(9, -1), measured.jacobian_6JN)
 
 
-def measured_state(measured: Measurement, tool_velocity_3N: Tensor) -> dict[str, Tensor]:
+def measured_state(measured: Measurement, tool_velocity_3N: Tensor, fingers: int) -> dict[str, Tensor]:
     """Return what the robot measures, by name, [N, size]."""
     found = {
         "joint_pos": measured.joint_pos_JN, "joint_vel": measured.joint_vel_JN,
-        "fingers": measured.finger_1N.expand(2, -1), "tcp_pos": measured.tool_3N, "tcp_vel": tool_velocity_3N,
+        "fingers": measured.finger_1N.expand(fingers, -1), "tcp_pos": measured.tool_3N, "tcp_vel": tool_velocity_3N,
     }  # fmt: skip
     return {name: value.T for name, value in found.items()}
 
