@@ -36,7 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _purpose(command: str) -> str:
     """Return what a command does, the start of its module's docstring, without importing it."""
-    source = (Path(__file__).parent / f"{command}.py").read_text("utf-8")
+    source = (Path(__file__).parent / f"{command}.py").read_text(encoding="utf-8")
     return (ast.get_docstring(ast.parse(source)) or "").partition(":")[0]
 
 

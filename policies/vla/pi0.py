@@ -111,8 +111,7 @@ def encode_state(model: nn.Module, prefix: Prefix, state_NM: Tensor) -> Context:
         norm_scales([expert.norm]),
     )
     used, spare = bias.shape[-1], 0 if torch.is_grad_enabled() else config.chunk_size
-    queries = len(x) * config.dit_config.num_attention_heads * spare
-    plain = spare > 0 and not _fuses(queries, used + spare, x.device, dtype)
+    plain = spare > 0 and not _fuses(x, config.dit_config.num_attention_heads * spare, used + spare, dtype)
     kept = torch.float32 if plain else dtype  # as ``_attention`` needs them
     memory = []
     for index, layer in enumerate(layers):
@@ -234,7 +233,7 @@ def _attention(attention: Any, query: Tensor, key: Tensor, value: Tensor, bias: 
 
     bias: additive mask that broadcasts to [N, 1, Q, T].
     """
-    if _fuses(query.shape[:3].numel(), key.shape[2], query.device, query.dtype):
+    if _fuses(query, query.shape[1] * query.shape[2], key.shape[2], query.dtype):
         return F.scaled_dot_product_attention(query, key, value, attn_mask=bias, scale=attention.scaling)
     bias = bias.expand(-1, query.shape[1], query.shape[2], -1)
     with torch.autocast(query.device.type, enabled=False):  # scores in bfloat16 would depend on the number of rows
@@ -243,14 +242,14 @@ def _attention(attention: Any, query: Tensor, key: Tensor, value: Tensor, bias: 
         return torch.bmm(scores.softmax(-1), values).to(query.dtype).view(query.shape)
 
 
-def _fuses(num_queries: int, num_keys: int, device: torch.device, dtype: torch.dtype) -> bool:
-    """Return whether fused attention is faster than plain matrix products.
+def _fuses(x: Tensor, queries: int, keys: int, dtype: torch.dtype) -> bool:
+    """Return whether fused attention of so many queries and keys per row of x is faster than plain matrix products.
 
     It never is on a GPU in float32: fused attention knows no tensor cores there.
     """
-    if device.type == "cuda":
-        return dtype != torch.float32 and num_queries > MAX_UNFUSED_QUERIES
-    return num_keys > MAX_UNFUSED_TOKENS
+    if x.is_cuda:
+        return dtype != torch.float32 and x.shape[0] * queries > MAX_UNFUSED_QUERIES
+    return keys > MAX_UNFUSED_TOKENS
 
 
 def _rms_norm(norm: Any, x: Tensor, scale: Tensor, dtype: torch.dtype | None = None) -> Tensor:

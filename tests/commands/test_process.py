@@ -41,7 +41,7 @@ def test_last_line_of_stdout_is_json_and_bad_input_exits_with_2(tmp_path: Path) 
     assert stderr.startswith("error: unknown task 'rech'")
 
 
-@pytest.mark.parametrize(("word", "code"), [("--help", 0), ("num_envs", 2), ("algo.gamma={", 2)])
+@pytest.mark.parametrize(("word", "code"), [("--help", 0), ("--num_envs=2", 2), ("algo.gamma={", 2)])
 def test_help_and_a_word_that_cannot_be_read_wait_for_no_large_library(word: str, code: int) -> None:
     words = [sys.executable, "-X", "importtime", "-m", "embodied.train", word]
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=120)

@@ -99,9 +99,7 @@ def test_folders_of_a_user_do_not_matter(
         return done.stdout.splitlines()[-1]
 
     commands = [
-        path.stem
-        for path in (root / "embodied").glob("*.py")
-        if re.search(r"^(def main\(|main = )", path.read_text(), re.M)
+        path.stem for path in (root / "embodied").glob("*.py") if re.search(r"^main = ", path.read_text(), re.M)
     ]
     assert {"train", "eval", "export", "deploy"} < set(commands)
     used = {"editable": root, "wheel": installed}[kind]
