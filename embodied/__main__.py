@@ -14,6 +14,7 @@ from pathlib import Path
 
 from embodied.core.errors import unknown_name
 from embodied.core.process.interrupts import end_on_interrupt
+from embodied.session.command import run_command
 
 COMMANDS = ("train", "eval", "status", "tasks", "collect", "convert", "export", "deploy", "serve", "bench")
 
@@ -22,10 +23,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; return its exit code. argv: None is ``sys.argv[1:]``."""
     name, *words = (sys.argv[1:] if argv is None else argv) or ["help"]
     if name in ("help", "-h", "--help"):
-        print(__doc__)
-        for command in COMMANDS:
-            print(f"  {command:10}{_purpose(command)}")
-        return 0
+        listed = "\n".join([__doc__, *(f"  {command:10}{_purpose(command)}" for command in COMMANDS)])
+        return run_command(lambda _: {}, listed, ["--help"])
     if name not in COMMANDS:
         print(f"error: {unknown_name('command', name, COMMANDS)}", file=sys.stderr)
         return 2
