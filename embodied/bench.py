@@ -8,7 +8,7 @@
   async        asynchronous training, compared with synchronous training and with the bound: simulators with
                heavy-tailed latency, slow inference, robots
   gpu          one GPU: what pool, training and π0 take of what the card can do, in 8 minutes; parts= chooses from
-               floors,pool,train,solve,pi0,threads
+               floors,pool,train,solve,pi0,cameras,threads
   ray          training on Ray compared with threads on one machine
   suite        training on other people's tasks with task= alone, for hours; what out=<file> has already is not run
                again; tasks=, seeds=, max_steps=, peer=sb3 for stable-baselines3's PPO with its defaults
@@ -36,13 +36,16 @@ from embodied.session.command import run_command
 BENCHMARKS = {
     "async": "embodied.benchmarks.asynchrony:measure",
     "deploy": "embodied.benchmarks.deploy:measure",
-    "gpu": "embodied.benchmarks.gpu:measure",
     "ray": "embodied.benchmarks.train:measure_ray",
     "sim": "embodied.benchmarks.sim:measure",
-    "suite": "embodied.benchmarks.suite:measure_suite",
     "train": "embodied.benchmarks.train:measure",
 }
-"""Functions ``measure(short)`` that return a ``Report``; gpu and suite take more. Their modules import torch."""
+"""Functions ``measure(short)`` that return a ``Report``. Their modules import torch."""
+WITH_OPTIONS = {
+    "gpu": ("embodied.benchmarks.gpu:measure", "embodied.benchmarks.gpu:GpuOptions"),
+    "suite": ("embodied.benchmarks.suite:measure_suite", "embodied.benchmarks.suite:SuiteOptions"),
+}
+"""Functions ``measure(options, short, out)`` that write to ``out`` themselves, and their options."""
 LISTS = ("ours", "peers", "parts", "tasks")
 
 
@@ -57,29 +60,24 @@ class BenchOptions:
 def bench(argv: Sequence[str]) -> dict[str, Any]:
     """Run one benchmark. UserError for an unknown one, a bad option or an ``out`` that cannot be written."""
     if not argv or "=" in argv[0]:
-        raise UserError(f"say what to measure: python -m embodied.bench {'|'.join(sorted(BENCHMARKS))}")
-    if argv[0] not in BENCHMARKS:
-        raise unknown_name("benchmark", argv[0], BENCHMARKS)
+        raise UserError(f"say what to measure: python -m embodied.bench {'|'.join(sorted(BENCHMARKS | WITH_OPTIONS))}")
+    if argv[0] not in BENCHMARKS | WITH_OPTIONS:
+        raise unknown_name("benchmark", argv[0], BENCHMARKS | WITH_OPTIONS)
     values = parse_overrides([_as_list(word) for word in argv[1:]])
     own: dict[str, Any] = {key: values.pop(key) for key in ("out", "short") if key in values}
-    peers, gpu, suite = argv[0] == "train" and bool(values), argv[0] == "gpu", argv[0] == "suite"
-    options = from_mapping(BenchOptions, own if peers or gpu or suite else own | values)
+    peers = argv[0] == "train" and bool(values)
+    options = from_mapping(BenchOptions, own if peers or argv[0] in WITH_OPTIONS else own | values)
     out = None if options.out is None else Path(options.out)
-    kept = suite and out is not None and out.is_file()  # its rows are read
+    kept = argv[0] == "suite" and out is not None and out.is_file()  # its rows are read
     if out is not None and not kept and (out.exists() or not out.parent.is_dir()):  # before minutes of measuring
         raise UserError(f"out={out} exists, or its directory {out.parent} does not; give a new file")
     if peers:
         from embodied.benchmarks.peers.compare import CompareOptions, compare
 
         report = compare(from_mapping(CompareOptions, nest(values)), options.short)
-    elif gpu:
-        from embodied.benchmarks.gpu import GpuOptions, measure
-
-        report = measure(from_mapping(GpuOptions, values), options.short, out)
-    elif suite:
-        from embodied.benchmarks.suite import SuiteOptions, measure_suite
-
-        report = measure_suite(from_mapping(SuiteOptions, values), options.short, out)
+    elif argv[0] in WITH_OPTIONS:
+        measure, options_class = map(resolve_name, WITH_OPTIONS[argv[0]])
+        report = measure(from_mapping(options_class, values), options.short, out)
     else:
         report = resolve_name(BENCHMARKS[argv[0]])(options.short)
     result = report.to_mapping()

@@ -80,7 +80,7 @@ class CollectConfig:
 def collect(argv: Sequence[str]) -> dict[str, Any]:
     """Record and write a data set; return the command's result. UserError for bad input, with nothing written."""
     began = time.monotonic()
-    overrides = parse_overrides(argv, "task")
+    overrides = parse_overrides(argv)
     own = {field.name for field in fields(CollectConfig)}
     others = ("task", "sim", "device", *PRESETS)
     for key in overrides:
@@ -239,7 +239,7 @@ def cut(success_L: Tensor, hold_steps: int) -> int:
     return len(success_L) if last == len(success_L) - 1 else min(len(success_L), last + 1 + max(1, hold_steps))
 
 
-main = partial(run_command, collect, __doc__)
+main = partial(run_command, collect, __doc__, first="task")
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -37,7 +37,7 @@ class ConvertConfig:
 
 def convert(argv: Sequence[str]) -> dict[str, Any]:
     """Read and write; return the command's result. UserError for bad input, with nothing written."""
-    options = from_mapping(ConvertConfig, nest(parse_overrides(argv, "source")))
+    options = from_mapping(ConvertConfig, nest(parse_overrides(argv)))
     source, out = Path(options.source), Path(options.out)
     check_new_dir(out)
     from embodied.data import write  # these import torch
@@ -61,7 +61,7 @@ def convert(argv: Sequence[str]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-main = partial(run_command, convert, __doc__)
+main = partial(run_command, convert, __doc__, first="source")
 
 if __name__ == "__main__":
     sys.exit(main())

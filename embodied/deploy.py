@@ -60,7 +60,7 @@ from embodied.session.deployment import DeploymentRun
 
 def deploy(argv: Sequence[str]) -> dict[str, Any]:
     """Run episodes on a robot; return the result. UserError for bad input or no robot, Failed if something ended it."""
-    options = parse_words(DeployOptions, argv, "bundle")
+    options = parse_words(DeployOptions, argv)
     path = Path(options.bundle)
     bundle = read_bundle(path, with_policy=options.server is None)
     try:
@@ -125,7 +125,7 @@ def notice(path: Path, bundle: Bundle, limits: Limits) -> str:
     return "\n".join(lines)
 
 
-main = partial(run_command, deploy, __doc__)
+main = partial(run_command, deploy, __doc__, first="bundle")
 
 
 if __name__ == "__main__":

@@ -73,7 +73,7 @@ class EvalConfig:
 
 def evaluate_run(argv: Sequence[str]) -> dict[str, Any]:
     """Evaluate a checkpoint of a run; return the contract's result. UserError for bad input."""
-    options = from_mapping(EvalConfig, nest(parse_overrides(argv, "run")))
+    options = from_mapping(EvalConfig, nest(parse_overrides(argv)))
     run_dir = Path(options.run)
     config = with_device(with_simulator(read_run(run_dir), options.sim), options.device)
     config = with_preset(config, "randomization", options.randomization)
@@ -142,7 +142,7 @@ def record_video(env: VecEnv, film: Film, policy: Policy, path: Path, seed: int,
         )  # fmt: skip
 
 
-main = partial(run_command, evaluate_run, __doc__)
+main = partial(run_command, evaluate_run, __doc__, first="run")
 
 if __name__ == "__main__":
     sys.exit(main())

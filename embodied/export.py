@@ -44,7 +44,7 @@ class ExportConfig:
 
 def export(argv: Sequence[str]) -> dict[str, Any]:
     """Write a bundle; return the command's result. UserError for bad input, with nothing written."""
-    options = from_mapping(ExportConfig, nest(parse_overrides(argv, "run")))
+    options = from_mapping(ExportConfig, nest(parse_overrides(argv)))
     run_dir, out = Path(options.run), Path(options.out)
     config = with_device(read_run(run_dir), options.device)
     check_new_dir(out)
@@ -76,7 +76,7 @@ def export(argv: Sequence[str]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-main = partial(run_command, export, __doc__)
+main = partial(run_command, export, __doc__, first="run")
 
 
 if __name__ == "__main__":

@@ -42,7 +42,7 @@ GPU_TOLERANCE = 1e-2  # largest difference of a GPU's plans from the recorded on
 
 def run_server(argv: Sequence[str]) -> dict[str, Any]:
     """Serve until a signal comes, then raise ``Stopped`` with the command's result. UserError for bad input."""
-    options = parse_words(ServeOptions, argv, "bundle")
+    options = parse_words(ServeOptions, argv)
     require_packages("embodied.serve")
     runner = runner_of(options)
     # a GPU rounds convolutions to TF32; the first inference is slow, and no client should wait for it
@@ -105,7 +105,7 @@ def greeting(runner: PolicyRunner | TorchRunner, options: ServeOptions, port: in
     return "\n".join(lines)
 
 
-main = partial(run_command, run_server, __doc__)
+main = partial(run_command, run_server, __doc__, first="bundle")
 
 
 if __name__ == "__main__":

@@ -52,7 +52,7 @@ class StatusConfig:
 
 def status(argv: Sequence[str]) -> dict[str, Any]:
     """Show the state of a run; return it. UserError for a directory that is not that of a run."""
-    options = from_mapping(StatusConfig, nest(parse_overrides(argv, "run")))
+    options = from_mapping(StatusConfig, nest(parse_overrides(argv)))
     run_dir = Path(options.run)
     found = read_status(run_dir)
     console = Console(stderr=True, highlight=False, soft_wrap=True)
@@ -211,7 +211,7 @@ def _last_warning(run_dir: Path) -> str | None:
     return " ".join(" ".join(lines[begins[-1] :]).split()) if begins else None
 
 
-main = partial(run_command, status, __doc__)
+main = partial(run_command, status, __doc__, first="run")
 
 if __name__ == "__main__":
     sys.exit(main())

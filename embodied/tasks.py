@@ -51,7 +51,7 @@ class CheckConfig:
 
 def tasks(argv: Sequence[str]) -> dict[str, Any]:
     """List the tasks, or check the one that ``check=`` names. Failed if it does not keep the contract."""
-    values = parse_overrides(argv, "check")
+    values = parse_overrides(argv)
     if values:
         return check(values)
     console = Console(stderr=True, highlight=False, soft_wrap=True)
@@ -160,7 +160,7 @@ def actions_of(spec: EnvSpec) -> str:
             return f"{', '.join(spec.action.names)}, each in [-1, 1]"
 
 
-main = partial(run_command, tasks, __doc__)
+main = partial(run_command, tasks, __doc__, first="check")
 
 if __name__ == "__main__":
     sys.exit(main())

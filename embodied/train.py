@@ -44,7 +44,7 @@ def train(argv: Sequence[str]) -> dict[str, Any]:
     if len(seeds) > 1:
         return train_seeds([word for word in argv if not word.startswith("seed=")], seeds)
     shown = "--config" in argv
-    overrides = parse_overrides([word for word in argv if word != "--config"], "task")
+    overrides = parse_overrides([word for word in argv if word != "--config"])
     from embodied.session.config import resume_run, to_mapping, to_yaml
     from embodied.session.defaults import compose_new
 
@@ -98,7 +98,7 @@ def train_seeds(argv: Sequence[str], seeds: Sequence[str]) -> dict[str, Any]:
     return result
 
 
-main = partial(run_command, train, __doc__)
+main = partial(run_command, train, __doc__, first="task")
 
 if __name__ == "__main__":
     sys.exit(main())

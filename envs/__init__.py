@@ -18,6 +18,7 @@ from embodied.envs.mujoco.config import SimConfig
 from embodied.envs.registry import FAMILIES, TASKS
 
 if TYPE_CHECKING:
+    from embodied.core.env import VecEnv
     from embodied.envs.episodes.sampler import UniformSampler, first_episodes
     from embodied.envs.mujoco.pool import MujocoPool
     from embodied.envs.rendering.cameras import Camera
@@ -69,7 +70,7 @@ def make_pool(
     return MujocoPool(entry.build(config), num_envs=num_envs, num_threads=num_threads, sim=options, cameras=cameras)
 
 
-def make_sampler(env: MujocoPool, seed: int = 0, **setup: Any) -> UniformSampler:
+def make_sampler(env: VecEnv, seed: int = 0, **setup: Any) -> UniformSampler:
     """Return a uniform sampler for an env. setup: further fields of ``SamplerSetup``."""
     from embodied.envs.episodes.sampler import UniformSampler
 

@@ -44,7 +44,7 @@ from embodied.core.graphs import Recorded
 from embodied.core.options import config_dataclass
 from embodied.core.spec import CameraSpec, EnvSpec
 from embodied.core.types import Fragment, Obs
-from embodied.envs import TASKS, SamplerSetup, UniformConfig, UniformSampler, make_pool, make_sampler
+from embodied.envs import TASKS, make_pool, make_sampler
 from embodied.envs.mujoco.config import WarpConfig
 from embodied.envs.mujoco.warp.pool import WarpPool
 from embodied.report.metrics import write_json
@@ -282,8 +282,10 @@ def cameras(report: Report, device: torch.device, short: bool) -> None:
     for num_envs in (2,) if short else (4096, 1024):
         sim = WarpConfig(device=str(device))
         pool = WarpPool(task.build(task.config()), num_envs=num_envs, sim=sim, cameras=specs)
-        sampler = UniformSampler(pool.spec, UniformConfig(), SamplerSetup(num_envs, stagger=True))
-        seen, on_cpu = pool.reset(sampler), make_pool(TASK, {}, num_envs=num_envs, cameras=specs)
+        seen, on_cpu = (
+            pool.reset(make_sampler(pool, stagger=True)),
+            make_pool(TASK, {}, num_envs=num_envs, cameras=specs),
+        )
         for key, expected in on_cpu.reset(make_sampler(on_cpu, stagger=True)).items():
             if key.startswith("images."):
                 off = (seen[key].cpu().int() - expected.int()).abs().amax(-1) > 8

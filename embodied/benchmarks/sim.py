@@ -28,7 +28,7 @@ from torch import Tensor
 
 from embodied.benchmarks import adapters
 from embodied.benchmarks.measure import Report, built, in_turns, paired, timed
-from embodied.envs import TASKS, MujocoPool, SamplerSetup, UniformConfig, UniformSampler, make_pool, make_sampler
+from embodied.envs import TASKS, MujocoPool, make_pool, make_sampler
 from embodied.envs.mujoco.config import WarpConfig
 from embodied.envs.mujoco.engine import timers
 from embodied.envs.mujoco.warp.batch import WarpBatch
@@ -169,7 +169,7 @@ def against_warp(
     task = TASKS[TASK]
     pool = built("warp", lambda: WarpPool(task.build(task.config()), num_envs=num_envs, sim=WarpConfig(device=device)))
     if pool is not None:
-        pool.reset(UniformSampler(pool.spec, UniformConfig(), SamplerSetup(num_envs, stagger=True)))
+        pool.reset(make_sampler(pool, stagger=True))
         engine = WarpBatch(pool.model, num_envs, pool.device, WarpConfig.max_contacts, WarpConfig.max_constraints)
         report.ratio(ratio, against_engine(report, Replay(pool, count, chunk), {"engine": engine}, rounds))
 

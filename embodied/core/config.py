@@ -28,14 +28,11 @@ PRESETS = {"randomization": "sim"}
 """Groups whose files hold settings of another section, by the section that a chosen file is merged into."""
 
 
-def parse_overrides(argv: Sequence[str], first: str | None = None) -> dict[str, Any]:
+def parse_overrides(argv: Sequence[str]) -> dict[str, Any]:
     """Parse ``["num_envs=64", "algo.gamma=0.9"]`` to ``{"num_envs": 64, "algo.gamma": 0.9}`` in Hydra's grammar.
 
-    A later word overrides an earlier one. first: key of the first word if that has none, as ``task`` of a command that
-    is mostly given a task. UserError if a word is not ``key=value`` or its value does not parse.
+    A later word overrides an earlier one. UserError if a word is not ``key=value`` or its value does not parse.
     """
-    if first and argv and "=" not in argv[0] and not argv[0].startswith("-"):
-        argv = [f"{first}={argv[0]}", *argv[1:]]
     parser = OverridesParser.create()
     values: dict[str, Any] = {}
     for word in argv:

@@ -42,13 +42,8 @@ class Options:
 OptionsT = TypeVar("OptionsT", bound=Options)
 
 
-def parse_words(cls: type[OptionsT], words: Sequence[str], first: str | None = None) -> OptionsT:
-    """Build options from ``key=value`` words. UserError for an unknown or missing key, or a value not allowed.
-
-    first: key of the first word if that has none.
-    """
-    if first and words and "=" not in words[0]:
-        words = [f"{first}={words[0]}", *words[1:]]
+def parse_words(cls: type[OptionsT], words: Sequence[str]) -> OptionsT:
+    """Build options from ``key=value`` words. UserError for an unknown or missing key, or a value not allowed."""
     hints = {field.name: typing.get_type_hints(cls)[field.name] for field in fields(cls)}
     content: dict[str, Any] = {field.name: field.default for field in fields(cls) if field.default is not MISSING}
     for word in words:

@@ -68,15 +68,19 @@ class Stopped(Exception):
 
 
 def run_command(
-    command: Callable[[Sequence[str]], dict[str, Any]], usage: str | None, argv: Sequence[str] | None = None
+    command: Callable[[Sequence[str]], dict[str, Any]],
+    usage: str | None,
+    argv: Sequence[str] | None = None,
+    first: str | None = None,
 ) -> int:
     """Run ``command(argv)``, print its result as the last line of stdout and return the exit code.
 
     Meanwhile all output to stdout goes to stderr. usage: text that ``--help`` prints. argv: None is ``sys.argv[1:]``.
+    first: key of the first word if that has none, as ``task`` of a command that is mostly given a task.
     """
     _open_streams()
     try:
-        return _run(command, usage, sys.argv[1:] if argv is None else argv)
+        return _run(command, usage, with_first_key(sys.argv[1:] if argv is None else argv, first))
     except (BrokenPipeError, SystemExit):  # rich exits where others raise
         unread = [number for number in (1, 2) if _has(select.POLLERR, number)]
         if not unread:
@@ -86,6 +90,13 @@ def run_command(
             os.dup2(nowhere, number)
         os.close(nowhere)
         return UNREAD
+
+
+def with_first_key(words: Sequence[str], first: str | None) -> Sequence[str]:
+    """Return words of which the first is ``<first>=<word>`` if it has no key and is no flag."""
+    if first and words and "=" not in words[0] and words[0] != "help" and not words[0].startswith("-"):
+        return [f"{first}={words[0]}", *words[1:]]
+    return words
 
 
 def _open_streams() -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from embodied.__main__ import COMMANDS, main
 from embodied.core.config import parse_overrides
+from embodied.session.command import with_first_key
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -50,5 +51,5 @@ def test_what_is_mistyped_is_named(words: list[str], message: str, capsys: pytes
 
 
 def test_only_the_first_word_may_lack_its_key() -> None:
-    assert parse_overrides(["runs/a", "seed=1"], "run") == {"run": "runs/a", "seed": 1}
-    assert parse_overrides(["run=runs/a"], "run") == {"run": "runs/a"}
+    assert parse_overrides(with_first_key(["runs/a", "seed=1"], "run")) == {"run": "runs/a", "seed": 1}
+    assert parse_overrides(with_first_key(["run=runs/a"], "run")) == {"run": "runs/a"}
