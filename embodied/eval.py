@@ -41,7 +41,7 @@ from embodied.core.options import (
     from_mapping,
 )
 from embodied.report.metrics import write_json
-from embodied.report.progress import Line
+from embodied.report.progress import Line, success_text
 from embodied.runtime.config import EvalNoise
 from embodied.session.command import run_command
 from embodied.session.config import RunConfig, read_run, with_device, with_preset, with_simulator
@@ -95,9 +95,7 @@ def evaluate_run(argv: Sequence[str]) -> dict[str, Any]:
     result |= {"delay_ms": delay_ms, "randomization": options.randomization or "run", "sim": config.sim.name}
     for split, rates in result.get("splits", {}).items():
         if "success_at_end" in rates:
-            low, high = rates["success_at_end_ci95"]
-            note = f"{rates['success_at_end']:.1%} of {rates['episodes']} episodes ({low:.1%} to {high:.1%})"
-            print(f"instructions of split {split}: success {note}", file=sys.stderr)
+            print(f"instructions of split {split}: success {success_text(rates)}", file=sys.stderr)
     result |= {"run": str(run_dir), "checkpoint": found.path.name, "env_steps": found.env_steps}
     name = f"{found.path.name}_seed{options.seed}" + ("_seeded" if noise == "seeded" else "")
     name += "" if options.delay_ms is None else f"_delay{options.delay_ms:g}ms"

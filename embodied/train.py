@@ -10,7 +10,8 @@
   eval_episodes=200        episodes of the evaluation at the end; 0 for none
   checkpoint_minutes=2     minutes between two checkpoints
   trace=true               record what each part does in the first minute, as <run dir>/trace.json.gz for Perfetto
-  stop_at_success=0.95     end early when an evaluation during training reaches this success rate
+  stop_at_success=0.95     end early when an evaluation during training reaches this success rate, and a second one on
+                           fresh episodes confirms it
   data=<dir>               demonstrations (embodied.collect) for algo=sft, which imitates them; if their columns have
                            other names: data_keys.state=observation.qpos data_keys.action=action.joints; if they have
                            other units: data_keys.action.scale=[...] data_keys.action.offset=[...] (docs/flow_rl.md)
@@ -20,9 +21,11 @@
   --config                 print the configuration that would be used, and end
   <group>.<option>=...     any option of a group, such as algo.learning_rate=1e-4 (files in configs/)
 
-Last line of stdout: {"run", "env_steps", "wall_s", "iterations", "eval"}; of several seeds {"runs", "metric", "values",
-"mean", "ci95"}, with the t interval over the seeds, where runs are results of one seed. Exit code 0, 1 (crash), 2 (bad
-input), 130 (Ctrl-C, SIGTERM or a closed terminal: the state is saved, and resume= continues).
+Last line of stdout: {"run", "env_steps", "wall_s", "iterations", "stop", "eval"}. "stop" has the evaluation that
+reached stop_at_success and its confirmation, if they ended training; "eval" is of episodes that no stopping rule saw.
+Of several seeds {"runs", "metric", "values", "mean", "ci95"}, with the t interval over the seeds, where runs are
+results of one seed. Exit code 0, 1 (crash), 2 (bad input), 130 (Ctrl-C, SIGTERM or a closed terminal: the state is
+saved, and resume= continues).
 """
 
 import sys

@@ -3,7 +3,7 @@
 import sys
 import time
 from collections.abc import Callable, Mapping
-from typing import TextIO
+from typing import Any, TextIO
 
 from rich.console import Console
 from rich.live import Live
@@ -88,6 +88,12 @@ class Progress(Line):
             f"{f'{rate:.1f}' if rate < 10 else count(rate)} {unit}/s  {quality}  "
             f"{duration(wall_s)} gone  {duration(left_s)} left"
         )
+
+
+def success_text(rates: Mapping[str, Any]) -> str:
+    """Describe the success of an evaluation: ``91.0% (86.2% to 94.2%) of 200 episodes``."""
+    low, high = rates["success_at_end_ci95"]
+    return f"{rates['success_at_end']:.1%} ({low:.1%} to {high:.1%}) of {rates['episodes']} episodes"
 
 
 def share_done(steps: int, total_steps: int | None, wall_s: float, max_s: float | None) -> float | None:

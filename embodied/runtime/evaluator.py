@@ -4,6 +4,9 @@
 
 A runtime polls its evaluator between two iterations. ``Evaluator`` evaluates at once if ``eval_every`` iterations have
 passed. ``BackgroundEvaluator`` does so in a thread, while training goes on, and has the result at a later poll.
+
+The best of many evaluations on the same episodes is too good by chance. So one that reaches ``confirm_at`` is followed
+by a second evaluation of the same weights, on episodes that no other evaluation has.
 """
 
 import queue
@@ -23,7 +26,8 @@ from embodied.core.env import VecEnv
 from embodied.core.episodes import EpisodePlans, EpisodeStats
 from embodied.core.execution import EvalRollout
 from embodied.core.policy import Policy
-from embodied.core.spec import SUCCESS, EnvSpec
+from embodied.core.seeds import SEEDS
+from embodied.core.spec import SUCCESS, TRAIN, EnvSpec
 from embodied.core.statistics import wilson_interval
 from embodied.runtime import threads
 from embodied.runtime.config import EvalNoise, RuntimeConfig
@@ -104,6 +108,12 @@ def rates(stats: EpisodeStats) -> dict[str, Any]:
     return found
 
 
+def trained_rates(result: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the ``rates`` of an evaluation on instructions that are trained on: all, unless some are held out."""
+    rates: Mapping[str, Any] = result.get("splits", {}).get(TRAIN, result)
+    return rates
+
+
 def rollout_metrics(episodes: EpisodeStats, spec: EnvSpec) -> Metrics:
     """Return means over the episodes that began as the task begins, and under ``rollout/other_starts`` over the others.
 
@@ -130,19 +140,21 @@ def rollout_metrics(episodes: EpisodeStats, spec: EnvSpec) -> Metrics:
 class Evaluator:
     """Evaluates published weights by a copy of the policy; the envs are built at the first evaluation.
 
-    num_threads: of torch.
+    plans: the episodes of a seed. num_threads: of torch. confirm_at: success, on instructions that are trained on, from
+    which the result has a ``confirmation``: the result on fresh episodes, whose seed is above those of users.
     """
 
     def __init__(
         self,
         policy: Policy,
         make_env: Callable[[], VecEnv],
-        plans: EpisodePlans,
+        plans: Callable[[int], EpisodePlans],
         config: RuntimeConfig,
         num_threads: int = 1,
+        confirm_at: float | None = None,
     ) -> None:
         self.policy, self.make_env, self.plans = policy.eval(), make_env, plans
-        self.config, self.num_threads = config, num_threads
+        self.config, self.num_threads, self.confirm_at = config, num_threads, confirm_at
         self.env: VecEnv | None = None
         self.last_iteration = 0
         self.track = Track("evaluator", "idle")
@@ -179,8 +191,11 @@ class Evaluator:
             self.policy.load_state_dict(weights)
             if self.env is None:
                 self.env = self.make_env()
-            config = self.config
-            result = evaluate(self.policy, self.env, self.plans, config.eval_seed, config.eval_noise, stop)
+            noise, seed, fresh = self.config.eval_noise, self.config.eval_seed, SEEDS + iteration
+            result = evaluate(self.policy, self.env, self.plans(seed), seed, noise, stop)
+            if result and self.confirm_at is not None and trained_rates(result)["success_at_end"] >= self.confirm_at:
+                confirmation = evaluate(self.policy, self.env, self.plans(fresh), fresh, noise, stop)
+                result = result | {"confirmation": confirmation} if confirmation else {}
         return {**result, "iteration": iteration, "env_steps": env_steps} if result else {}
 
     def close(self) -> None:

@@ -61,6 +61,8 @@ class Recipe:
     """Whether the envs need a GPU if the policy has one; Ray then reserves a share of it for env workers."""
     relabel: Relabel | None = None
     """Rewrites the rewards of a batch before the learner gets it, for instance by a learned reward."""
+    confirm_at: float | None = None
+    """Success of an evaluation that a second one, of fresh episodes, is to confirm; None: of none."""
 
     device: torch.device = field(init=False)
     """Of actor servers and learner. Those of Ray resolve a CUDA device where they run."""
@@ -118,11 +120,10 @@ class Recipe:
     def evaluator(self, policy: Policy, spec: EnvSpec, group: ThreadGroup) -> Evaluator:
         """Build the evaluator. policy: a copy that no other part uses. group: of its thread, if it has one."""
         config, num_threads = self.config, self.budget.evaluator
-        plans = self.eval_plans(spec, config.eval_episodes, config.eval_seed)
+        plans = partial(self.eval_plans, spec, config.eval_episodes)
         make_env = partial(self.make_eval_env, min(config.eval_episodes, MAX_EVAL_ENVS), num_threads)
-        if config.evaluates_in_background:
-            return BackgroundEvaluator(group, policy, make_env, plans, config, num_threads)
-        return Evaluator(policy, make_env, plans, config, num_threads)
+        parts = policy, make_env, plans, config, num_threads, self.confirm_at
+        return BackgroundEvaluator(group, *parts) if config.evaluates_in_background else Evaluator(*parts)
 
 
 def device_of(config: RuntimeConfig) -> torch.device:

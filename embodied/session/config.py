@@ -82,8 +82,8 @@ class RunConfig:
     """Episodes of the evaluation at the end; 0 for none."""
     checkpoint_minutes: NonNegative = 2.0
     stop_at_success: Annotated[float, Field(gt=0, le=1)] | None = None
-    """End early when an evaluation during training reaches this rate of success at the end of episodes; null is never.
-    If instructions are held out, only those that are trained on count."""
+    """End early when an evaluation during training reaches this rate of success at the end of episodes, and a second
+    one on fresh episodes too; null is never. If instructions are held out, only those that are trained on count."""
     data: str | None = None
     """Demonstrations, for an algorithm that learns from them."""
     data_keys: dict[str, Any] = field(default_factory=dict)

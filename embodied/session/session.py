@@ -2,7 +2,7 @@
 
 configuration ──► Session.new, Session.resume ──► run directory, checkpoint to continue from
 trainer.iterations ──► Report ──► metrics.jsonl, TensorBoard, eval/*.json, progress ──► checkpoint when due
-                                    until a limit, a good evaluation or a signal
+                                    until a limit, a confirmed evaluation or a signal
 last checkpoint ──► final evaluation ──► result
 """
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import threading
+from collections.abc import Mapping
 from contextlib import ExitStack
 from datetime import datetime
 from glob import glob
@@ -18,10 +19,11 @@ from typing import Any, TextIO
 
 from embodied.core.clock import running_s
 from embodied.core.errors import UserError, one_line
-from embodied.report.metrics import MetricsWriter, evaluated_success, write_atomically, write_json
-from embodied.report.progress import Progress, duration
+from embodied.report.metrics import MetricsWriter, write_atomically, write_json
+from embodied.report.progress import Progress, duration, success_text
 from embodied.runtime import checkpoint
 from embodied.runtime.checkpoint import Checkpoint
+from embodied.runtime.evaluator import trained_rates
 from embodied.runtime.loop import LearnerLost
 from embodied.session.command import Stopped, stop_on_signals
 from embodied.session.config import PRETRAINED, RunConfig, to_yaml
@@ -29,6 +31,7 @@ from embodied.session.factories import settled
 from embodied.session.files import CONFIG_FILE, Journal, check_new_dir, lock_run
 from embodied.session.trainer import Report, Trainer
 
+KEPT = ("episodes", "success_at_end", "success_at_end_ci95")  # of the evaluations that ended a training
 RATES = ("success_once", "success_at_end", "return_mean")  # of an evaluation, kept in metrics.jsonl if it has them
 
 
@@ -51,6 +54,8 @@ class Session:
         self.start_s = start_s - (0.0 if found is None else float(found.state["train"]["wall_s"]))
         self.saved_steps = None if found is None else found.env_steps
         self.saved_at_s = running_s()
+        self.stop: dict[str, Any] | None = None
+        """``stop`` of the result: what ended training, if that was ``stop_at_success``."""
 
     @classmethod
     def new(cls, config: RunConfig, start_s: float) -> Session:
@@ -104,7 +109,7 @@ class Session:
                     progress.message(f"failed; to go on from the last checkpoint: resume={self.run_dir}")
                 raise
             result: dict[str, Any] = {"run": str(self.run_dir), "wall_s": round(trained_s, 3)}
-            result |= {"iterations": trainer.iteration, **trainer.result(), "eval": None}
+            result |= {"iterations": trainer.iteration, **trainer.result(), "stop": self.stop, "eval": None}
             if stop.is_set():
                 progress.message(f"stopped and saved; go on with: python -m embodied.train resume={self.run_dir}")
                 raise Stopped(result)
@@ -139,8 +144,8 @@ class Session:
                 lost = error
 
     def _iterate(self, stop: threading.Event, trainer: Trainer, writer: MetricsWriter, progress: Progress) -> None:
-        """Iterate to a limit, a good evaluation or a signal; save when it is time."""
-        minutes, goal = self.config.max_minutes, self.config.stop_at_success
+        """Iterate to a limit, a confirmed evaluation or a signal; save when it is time."""
+        minutes = self.config.max_minutes
         deadline_s = math.inf if minutes is None else self.start_s + 60.0 * minutes
         for report in trainer.iterations(stop, deadline_s):
             row = {"iteration": trainer.iteration, "wall_s": round(self.wall_s, 3), **report.metrics}
@@ -151,10 +156,22 @@ class Session:
                 progress.message(report.note)
             if running_s() - self.saved_at_s >= 60.0 * self.config.checkpoint_minutes:
                 self._save(trainer)
-            success = evaluated_success(row)  # that of an earlier session is no end
-            if goal is not None and success is not None and success >= goal:
-                progress.message(f"an evaluation reached {success:.1%}: stop_at_success={goal}")
+            if report.evaluation is not None and self._confirmed(report.evaluation, progress):
                 break
+
+    def _confirmed(self, evaluation: Mapping[str, Any], progress: Progress) -> bool:
+        """Return whether an evaluation ends training: it and its confirmation have reached ``stop_at_success``."""
+        goal, fresh = self.config.stop_at_success, evaluation.get("confirmation")
+        if goal is None or fresh is None:
+            return False
+        pair = {"evaluation": trained_rates(evaluation), "confirmation": trained_rates(fresh)}
+        reached, confirmed = (success_text(rates) for rates in pair.values())
+        holds = bool(pair["confirmation"]["success_at_end"] >= goal)
+        verdict = "confirmed, training ends" if holds else "not confirmed, training goes on"
+        progress.message(f"success {reached} reaches stop_at_success={goal}; fresh ones: {confirmed}, {verdict}")
+        if holds:
+            self.stop = {name: {key: rates[key] for key in KEPT} for name, rates in pair.items()}
+        return holds
 
     def _keep_evaluation(self, report: Report) -> dict[str, float]:
         """Write an evaluation that finished with an iteration, if any; return its entries of metrics.jsonl."""
@@ -166,6 +183,8 @@ class Session:
         if "success_at_end" in evaluation:
             for split, rates in evaluation.get("splits", {}).items():
                 row[f"eval/{split}/success_at_end"] = rates["success_at_end"]
+        if "confirmation" in evaluation:
+            row["eval/confirmation/success_at_end"] = trained_rates(evaluation["confirmation"])["success_at_end"]
         return row
 
     def _save(self, trainer: Trainer) -> None:

@@ -128,5 +128,6 @@ def build(config: RunConfig, run_dir: Path, new: bool = True) -> Runtime:
         make_eval_env=make_env,
         envs_on_gpu=getattr(config.sim.options, "device", "cpu") != "cpu",
         eval_plans=partial(factories.evaluation_plans, during_training=True),
+        confirm_at=config.stop_at_success,
     )
     return build_runtime(recipe)

@@ -14,7 +14,9 @@ from embodied.core.seeds import BLOCK_SIZE, SEEDS, Purpose, first_env_seed
 
 def test_blocks_do_not_meet() -> None:
     seeds = (0, 1, 2, 6, 99, 1000, SEEDS // 2, SEEDS - 1)
-    firsts = sorted(first_env_seed(purpose, seed) for purpose in Purpose for seed in seeds)
+    firsts = [first_env_seed(purpose, seed) for purpose in Purpose for seed in seeds]
+    firsts += [first_env_seed(Purpose.VALIDATION, SEEDS + iteration) for iteration in seeds]  # of confirmations
+    firsts.sort()
     assert all(after - before >= BLOCK_SIZE for before, after in pairwise(firsts))
     assert firsts[0] >= 0
     assert firsts[-1] + BLOCK_SIZE <= np.iinfo(np.int64).max

@@ -43,6 +43,7 @@ def build(
     relabel: Relabel | None = None,
     make_sampler: SamplerFactory = point_sampler,
     make_eval_env: Callable[[int, int], VecEnv] = lambda num_envs, _: PointEnv(num_envs),
+    confirm_at: float | None = None,
     **options: Any,
 ) -> Runtime:
     """A runtime on one core; options are those of the runtime."""
@@ -59,6 +60,7 @@ def build(
         make_eval_env=make_eval_env,
         eval_plans=first_episodes,
         relabel=relabel,
+        confirm_at=confirm_at,
     )
     return build_runtime(recipe)
 

@@ -17,6 +17,7 @@ import pytest
 import torch
 
 from embodied.core.errors import UserError
+from embodied.core.seeds import SEEDS
 from embodied.runtime import RayConfig
 from embodied.runtime.channel import WeightStore
 from embodied.runtime.ray.cluster import Cluster
@@ -59,14 +60,15 @@ def test_without_staleness_it_is_bit_identical_to_sync_and_goes_on_from_its_stat
         assert sum(found[-1].histograms["async/staleness"].values()) == DECISIONS * NUM_ENVS
         assert runtime.resume_note == "exactly, bit for bit"
         assert runtime.layout_note == "processes: env workers 2, actor servers 2, learner 1"
-    with build(name="ray", **LAYOUT) as runtime:
+    with build(name="ray", confirm_at=0.0, **LAYOUT) as runtime:
         runtime.load_state_dict(middle)
         found = iterate(runtime, 3)
         assert [timeless(i.metrics) for i in found] == [timeless(i.metrics) for i in then]
         assert_same(state_of(runtime), end)
         results = [i.evaluation for i in (*found, *iterate(runtime, 30)) if i.evaluation]
         assert results
-        assert results[0]["episodes"] == 5
+        assert results[0]["episodes"] == results[0]["confirmation"]["episodes"] == 5
+        assert results[0]["confirmation"]["seed"] == SEEDS + results[0]["iteration"]
     for name, value in runtime.policy.state_dict().items():
         assert value.isfinite().all(), name
     hosts = [process for process in psutil.Process().children(recursive=True) if "Hos" in process.name()]

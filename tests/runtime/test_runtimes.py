@@ -17,11 +17,12 @@ from embodied.algos.config import PPOConfig
 from embodied.algos.ppo import PPO
 from embodied.core.algorithm import Metrics
 from embodied.core.clock import running_s
-from embodied.core.episodes import EpisodePlans, EpisodeStats
+from embodied.core.episodes import EpisodePlans, EpisodeSampler, EpisodeStats, PlanList
 from embodied.core.errors import UserError
 from embodied.core.policy import Policy
+from embodied.core.seeds import SEEDS
 from embodied.core.spec import Instruction
-from embodied.core.types import Fragment
+from embodied.core.types import Fragment, Obs
 from embodied.policies import DSRLConfig, DSRLPolicy
 from embodied.runtime import RuntimeConfig, checkpoint
 from embodied.runtime.evaluator import rollout_metrics
@@ -96,6 +97,29 @@ def test_local_without_staleness_is_bit_identical_to_sync(layout: dict[str, int]
     assert_same(states[0], states[1])
     sync, local = ([timeless(row) for row in rows] for rows in metrics)
     assert sync == local
+
+
+@pytest.mark.parametrize("name", ["sync", "local"])
+def test_a_good_evaluation_is_confirmed_on_episodes_that_no_other_evaluation_has(name: str) -> None:
+    drawn: list[frozenset[int]] = []
+
+    class Watched(PointEnv):
+        def reset(self, sampler: EpisodeSampler) -> Obs:
+            assert isinstance(sampler, PlanList)
+            drawn.append(frozenset(sampler.plans.seed_n.tolist()))
+            return super().reset(sampler)
+
+    with build(name=name, eval_every=2, make_eval_env=lambda n, _: Watched(n), confirm_at=0.0) as runtime:
+        results = [i.evaluation for i in iterate(runtime, 30) if i.evaluation]
+    assert len(results) >= 2
+    assert [r["confirmation"]["seed"] for r in results] == [SEEDS + r["iteration"] for r in results]
+    fixed, fresh = drawn[::2], drawn[1::2]
+    assert set(fixed) == {fixed[0]}
+    assert fixed[0].isdisjoint(frozenset.union(*fresh))
+    with build(name=name, eval_every=2, confirm_at=1.0) as runtime:
+        results = [i.evaluation for i in iterate(runtime, 30) if i.evaluation]
+    assert results
+    assert not any("confirmation" in result for result in results), "it has not reached 100%"
 
 
 @pytest.mark.parametrize("max_staleness", [1, 2])

@@ -17,6 +17,7 @@ import pytest
 from embodied.core.clock import running_s
 from embodied.core.errors import UserError
 from embodied.core.policy import Policy
+from embodied.core.statistics import wilson_interval
 from embodied.report import progress
 from embodied.report.metrics import evaluated_success, read_metrics
 from embodied.runtime import checkpoint
@@ -31,6 +32,10 @@ OPTIONS: dict[str, Any] = {
     "task": "reach", "policy": "gaussian", "policy.actor_hidden": [4], "policy.critic_hidden": [4], "total_steps": 5,
     "checkpoint_minutes": 60,
 }  # fmt: skip
+
+
+def rates(solved: int) -> dict[str, Any]:
+    return {"episodes": 10, "success_at_end": solved / 10, "success_at_end_ci95": wilson_interval(solved, 10)}
 
 
 class Counting(Trainer):
@@ -68,8 +73,10 @@ class Counting(Trainer):
                 raise FloatingPointError("loss nan")
             if self.count == self.stops:
                 os.kill(os.getpid(), signal.SIGINT)
-            success = self.count / 10
-            evaluation = {"env_steps": self.steps, "success_once": 1.0, "success_at_end": success, "return_mean": 0.0}
+            evaluation = {"env_steps": self.steps, **rates(self.count), "success_once": 1.0, "return_mean": 0.0}
+            goal = self.config.stop_at_success
+            if goal is not None and self.count >= 10 * goal:  # fresh episodes are solved less often
+                evaluation["confirmation"] = rates(self.count - 1)
             yield Report({"env_steps": self.steps}, evaluation if self.evaluated else None)
 
     def state_dict(self) -> dict[str, Any]:
@@ -136,9 +143,28 @@ def test_no_episodes_no_evaluation(tmp_path: Path) -> None:
     assert not list((tmp_path / "run" / "eval").glob("final*"))
 
 
-def test_minutes_and_a_good_evaluation_end_a_run(tmp_path: Path) -> None:
-    assert run(new(tmp_path / "good", stop_at_success=0.3))["iterations"] == 3
-    assert run(new(tmp_path / "late", max_minutes=1e-9))["iterations"] == 0
+def test_minutes_end_a_run(tmp_path: Path) -> None:
+    result = run(new(tmp_path / "late", max_minutes=1e-9))
+    assert (result["iterations"], result["stop"]) == (0, None)
+
+
+def test_a_good_evaluation_ends_a_run_when_fresh_episodes_confirm_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "run"
+    result = run(new(path, stop_at_success=0.3))
+    assert result["iterations"] == 4
+    assert result["stop"] == {"evaluation": rates(4), "confirmation": rates(3)}
+    fresh = [row.get("eval/confirmation/success_at_end") for row in read_metrics(path / "metrics.jsonl")]
+    assert fresh == [None, None, 0.2, 0.3]
+    assert json.loads((path / "eval" / "train_30.json").read_text())["confirmation"]["success_at_end"] == 0.2
+    shown = [line for line in capsys.readouterr().err.splitlines() if "stop_at_success" in line]
+    assert shown == [
+        "success 30.0% (10.8% to 60.3%) of 10 episodes reaches stop_at_success=0.3; "
+        "fresh ones: 20.0% (5.7% to 51.0%) of 10 episodes, not confirmed, training goes on",
+        "success 40.0% (16.8% to 68.7%) of 10 episodes reaches stop_at_success=0.3; "
+        "fresh ones: 30.0% (10.8% to 60.3%) of 10 episodes, confirmed, training ends",
+    ]
 
 
 def test_a_signal_saves_and_the_run_goes_on(tmp_path: Path) -> None:
