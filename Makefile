@@ -1,6 +1,7 @@
 # make train   set up what is missing, then train (ARGS="task=reach total_steps=20000" passes overrides on)
 # make test    set up what is missing, then lint, type check, import rules and the tests, in WORKERS=2 processes
 #              (ARGS="-m 'not slow'")
+# make docs    build the site of docs/ and the API reference in build/site
 #
 # Set-up goes to stderr, so that the last line of stdout stays the command's JSON result.
 
@@ -12,7 +13,7 @@ ARGS   ?=
 WORKERS ?= 2
 PIP    := $(BIN)/python -m pip install --disable-pip-version-check --quiet --constraint constraints.txt
 
-.PHONY: train test lint clean
+.PHONY: train test lint docs clean
 .DELETE_ON_ERROR:
 
 train: $(VENV)/.installed
@@ -28,6 +29,10 @@ lint: $(VENV)/.installed-dev
 	@$(BIN)/ruff check . 1>&2
 	@$(BIN)/mypy 1>&2
 	@$(BIN)/lint-imports 1>&2
+
+docs: $(VENV)/.installed-dev
+	@$(BIN)/mkdocs build --strict --quiet --site-dir build/site 1>&2
+	@echo build/site/index.html
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
