@@ -26,7 +26,7 @@ def on_files(files, config):
     modules = {page: page.removeprefix("api/").removesuffix(".md") for page in page_of_source().values()}
     pages = {page: f"# {name}\n\n::: {name}\n" for page, name in modules.items()}
     pages["api/index.md"] = "# API\n\n" + "".join(f"- [{name}]({name}.md)\n" for name in modules.values())
-    pages["index.md"] = (ROOT / "README.md").read_text()
+    pages["index.md"] = (ROOT / "README.md").read_text(encoding="utf-8")
     for page, text in pages.items():
         files.append(File.generated(config, page, content=text))
     return files

@@ -19,8 +19,8 @@ def site(tmp_path_factory: pytest.TempPathFactory, root: Path) -> Path:
 
 
 def test_a_page_leads_to_the_module_that_it_names(site: Path) -> None:
-    assert 'href="../api/embodied.session.defaults/"' in (site / "defaults/index.html").read_text()
-    module = (site / "api/embodied.session.defaults/index.html").read_text()
+    assert 'href="../api/embodied.session.defaults/"' in (site / "defaults/index.html").read_text(encoding="utf-8")
+    module = (site / "api/embodied.session.defaults/index.html").read_text(encoding="utf-8")
     assert "Return nested settings of PPO for a task" in module
 
 
@@ -33,4 +33,4 @@ def test_every_public_module_and_page_is_in_the_site(site: Path, root: Path) -> 
 
 def test_the_site_loads_nothing_from_a_network(site: Path) -> None:
     loads = re.compile(r"<(?:script|img|link|iframe)[^>]*(?:src|href)=\"(?:https?:)?//")
-    assert not [page for page in site.rglob("*.html") if loads.search(page.read_text())]
+    assert not [page for page in site.rglob("*.html") if loads.search(page.read_text(encoding="utf-8"))]
