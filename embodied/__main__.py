@@ -23,20 +23,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; return its exit code. argv: None is ``sys.argv[1:]``."""
     name, *words = (sys.argv[1:] if argv is None else argv) or ["help"]
     if name in ("help", "-h", "--help"):
-        listed = "\n".join([__doc__, *(f"  {command:10}{_purpose(command)}" for command in COMMANDS)])
+        purposes = {command: _docstring(command).partition(":")[0] for command in COMMANDS}
+        listed = "\n".join([__doc__, *(f"  {command:10}{purpose}" for command, purpose in purposes.items())])
         return run_command(lambda _: {}, listed, ["--help"])
     if name not in COMMANDS:
         print(f"error: {unknown_name('command', name, COMMANDS)}", file=sys.stderr)
         return 2
+    if {"-h", "--help"} & {*words}:
+        return run_command(lambda _: {}, _docstring(name), ["--help"])  # without the command's imports
     end_on_interrupt()
     code: int = importlib.import_module(f"embodied.{name}").main(words)
     return code
 
 
-def _purpose(command: str) -> str:
-    """Return what a command does, the start of its module's docstring, without importing it."""
+def _docstring(command: str) -> str:
+    """Return the docstring of a command's module without importing it."""
     source = (Path(__file__).parent / f"{command}.py").read_text(encoding="utf-8")
-    return (ast.get_docstring(ast.parse(source)) or "").partition(":")[0]
+    return ast.get_docstring(ast.parse(source)) or ""
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@
   init=<run dir>           start from the policy of a run of the same task and architecture
   out=<dir>                run directory, default runs/<task>/<policy>-<algo>-<time>
   resume=<run dir>         continue a run; total_steps and max_minutes count the whole run
-  --config                 print the configuration that would be used, and end
+  --config                 print the configuration that would be used, with the meaning of each option, and end
   <group>.<option>=...     any option of a group, such as algo.learning_rate=1e-4 (files in configs/)
 
 Last line of stdout: {"run", "env_steps", "wall_s", "iterations", "stop", "eval"}. "stop" has the evaluation that
@@ -48,14 +48,16 @@ def train(argv: Sequence[str]) -> dict[str, Any]:
         return train_seeds([word for word in argv if not word.startswith("seed=")], seeds)
     shown = "--config" in argv
     overrides = parse_overrides([word for word in argv if word != "--config"])
-    from embodied.session.config import resume_run, to_mapping, to_yaml
+    from embodied.session.config import resume_run, to_mapping
     from embodied.session.defaults import compose_new
 
     run = overrides.pop("resume", None)
     run_dir = None if run is None else Path(str(run))
     config = compose_new(overrides, print) if run_dir is None else resume_run(run_dir, overrides)
     if shown:
-        print(to_yaml(config))
+        from embodied.session.explain import explain
+
+        print(explain(config))
         return to_mapping(config)
     from embodied.session.session import Session  # torch and MuJoCo: seconds that --help and a typing error do not cost
     from embodied.trainers import trainer_of

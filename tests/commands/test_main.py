@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -32,6 +34,14 @@ def test_the_console_script_is_this_function() -> None:
 def test_a_command_gets_its_words(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", "reach", "--config"]) == 0
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["task"]["name"] == "reach"
+
+
+def test_help_costs_no_imports(capfd: pytest.CaptureFixture[str]) -> None:
+    code = "import sys; from embodied.__main__ import main; main(['collect', '--help']); print('torch' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)
+    out = capfd.readouterr().out
+    assert out.startswith("Record a scripted expert")
+    assert out.endswith("False\n")
 
 
 @pytest.mark.parametrize(
