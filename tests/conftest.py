@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import importlib.util
 import os
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: threads of several processes wait for each other's cores
+
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

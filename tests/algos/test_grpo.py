@@ -24,11 +24,6 @@ from tests.runtime.builders import build, iterate, make_policy
 CPU = torch.device("cpu")
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
-
-
 def episodes(policy: TinyPolicy, *, T: int = 3, N: int = 6, **options: Any) -> Fragment:
     """A fragment of whole episodes: all envs end, by truncation, at its last decision."""
     fragment = make_fragment(policy, seed=1, T=T, N=N, **options)

@@ -31,12 +31,6 @@ KEYS = {
 }
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> None:
-    """Nets this small gain nothing from a second thread, and lose much where cores are shared."""
-    torch.set_num_threads(1)
-
-
 def ppo(policy: TinyPolicy, *, seed: int = 0, **options: Any) -> PPO:
     return PPO(policy, PPOConfig(**options), seed=seed, device=CPU)
 

@@ -14,11 +14,6 @@ from embodied.policies import POLICIES
 from tests.algos.fragments import SIZES, SPEC, rollout
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
-
-
 @pytest.fixture(params=sorted(SIZES))
 def policy(request: pytest.FixtureRequest) -> Policy:
     entry = POLICIES[request.param.split(",")[0]]

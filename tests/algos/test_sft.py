@@ -20,7 +20,6 @@ CPU = torch.device("cpu")
 
 
 def make(name: str = "flow", **options: object) -> SFT:
-    torch.set_num_threads(1)
     torch.manual_seed(0)
     entry = POLICIES[name]
     sizes = SIZES | ({"head_hidden": (32,)} if name == "flow" else {})

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "use_with.md"
 TEXT = PAGE.read_text()
@@ -30,7 +29,6 @@ def test_a_program_of_the_page_runs(
         if importlib.util.find_spec(package) is None:
             pytest.skip(f"{package} is not installed: pip install -c constraints.txt -e '.[trainers]'")
     monkeypatch.chdir(tmp_path)
-    torch.set_num_threads(1)  # more would wait for each other where cores are shared
     names: dict[str, Any] = {"__name__": "program"}
     steps = STEPS_WITH_CAMERAS if "cameras=" in program else STEPS
     exec(compile(re.sub(r"[13]00_000", str(steps), program), heading, "exec"), names)

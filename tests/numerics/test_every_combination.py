@@ -26,11 +26,6 @@ COMBINATIONS = [
 ]
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
-
-
 def build(name: str, seed: int = 0) -> Policy:
     torch.manual_seed(seed)
     entry = POLICIES[name.split(",")[0]]

@@ -239,7 +239,6 @@ def test_deterministic_action_needs_no_noise_network():
 @pytest.mark.parametrize("prediction", ["action", "velocity"])
 def test_imitation_learns_a_state_conditional_distribution(prediction):
     """Demonstrations N(0.5 * tanh(first state), 0.2^2): the ODE from many noises must give them back."""
-    torch.set_num_threads(1)
     options = {"horizon": 1, "execute": 1, "head_hidden": (64, 64), "denoise_steps": 8, "activation": "silu"}
     policy = build("flow", spread=0.0, prediction=prediction, **options)
     iterations, draws, losses = 500, generator(), []

@@ -19,12 +19,6 @@ CPU = torch.device("cpu")
 ONCE: dict[str, Any] = {"epochs": 1, "num_minibatches": 1}
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> None:
-    """Nets this small gain nothing from a second thread, and lose much where cores are shared."""
-    torch.set_num_threads(1)
-
-
 def ppo(policy: TinyPolicy, **options: Any) -> PPO:
     return PPO(policy, PPOConfig(**options), seed=0, device=CPU)
 

@@ -34,11 +34,6 @@ UPDATES = 3
 TIMEOUT_S = 60.0
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
-
-
 def build(name: str) -> Policy:
     torch.manual_seed(0)
     entry = POLICIES[name.split(",")[0]]

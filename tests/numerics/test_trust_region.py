@@ -25,11 +25,6 @@ CPU = torch.device("cpu")
 FROZEN: dict[str, Any] = {"learning_rate": 0.0, "schedule": "fixed"}
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
-
-
 def moved(policy: nn.Module, scale: float = 0.02) -> Any:
     newer = copy.deepcopy(policy)
     generator = torch.Generator().manual_seed(1)

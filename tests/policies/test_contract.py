@@ -210,7 +210,6 @@ def test_untrained_policy_acts_near_zero_and_explores(name):
 
 def test_policy_gradient_learns_a_one_step_task(name):
     """Reward is minus the squared distance to an action that depends on the state."""
-    torch.set_num_threads(1)
     policy = build(name, spread=0.0, horizon=1, execute=1)
     optimizer = torch.optim.Adam(policy.parameters(), lr=3e-3)
     noise_generator = generator()

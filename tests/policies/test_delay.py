@@ -213,7 +213,6 @@ def test_the_other_rows_and_the_value_depend_on_the_prefix(kind: str) -> None:
 @every_policy
 def test_a_policy_that_imitates_goes_on_from_the_prefix(kind: str) -> None:
     """Half of the demonstrations go one way and half the other, whatever is seen: only the prefix tells which."""
-    torch.set_num_threads(1)
     options = {"head_hidden": (32,)} if kind == "flow" else {"freeze": vla_builders.FROZEN}
     policy, num = build(kind, **options), 64 if kind == "flow" else 16
     seen = {key: value.expand(num, *value.shape[1:]) for key, value in OBSERVE[kind](1).items()}

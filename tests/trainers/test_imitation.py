@@ -68,7 +68,6 @@ def test_the_last_action_of_an_episode_is_learned_whatever_the_horizon(options: 
     spec = factories.make_spec(run)
     write(tmp_path / "set", [sorted_at_the_end(spec, sign) for sign in (1, -1, -1, 1, 1, -1)], spec)
     with ImitationTrainer(run, tmp_path / "run", new=True) as trainer:
-        torch.set_num_threads(1)
         for _ in range(updates):
             trainer.update()
         trainer.finish()

@@ -25,9 +25,8 @@ pytestmark = [
 
 
 @pytest.fixture(autouse=True)
-def one_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run on one thread, in a directory of its own: some libraries write there."""
-    torch.set_num_threads(1)
+def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run in a directory of its own: some libraries write there."""
     monkeypatch.chdir(tmp_path)
 
 
