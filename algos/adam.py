@@ -1,6 +1,7 @@
 """The Adam optimiser of PPO and its adaptive learning rate, and the average of weights over updates."""
 
-from typing import Any
+import inspect
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -9,6 +10,21 @@ from embodied.algos.config import PPOConfig
 from embodied.core.policy import Policy
 
 LEARNING_RATE_FACTOR = 1.5  # of one change of the adaptive schedule, as in rsl_rl
+Kind = TypeVar("Kind", bound=type[torch.optim.Optimizer])
+
+
+def eager(kind: Kind) -> Kind:
+    """Return an optimiser without what torch wraps around its methods for ``torch.compile``.
+
+    At the first call the wrappers import torch's compiler, which takes more than a second of every start.
+    """
+    names = ("add_param_group", "load_state_dict", "state_dict", "zero_grad")
+    methods = {name: inspect.unwrap(getattr(kind, name)) for name in names}
+    methods["step"] = torch.no_grad()(inspect.unwrap(kind.step))
+    return type(kind.__name__, (kind,), methods)  # type: ignore[return-value]
+
+
+Adam, AdamW = eager(torch.optim.Adam), eager(torch.optim.AdamW)
 
 
 def build_adam(policy: nn.Module, config: PPOConfig) -> torch.optim.Adam:
@@ -25,7 +41,7 @@ def build_adam(policy: nn.Module, config: PPOConfig) -> torch.optim.Adam:
     groups: list[dict[str, Any]] = [{"params": actor, "lr": config.learning_rate}]
     if critic:
         groups.append({"params": critic, "lr": config.critic_learning_rate})
-    return torch.optim.Adam(groups, eps=1e-5, fused=True)
+    return Adam(groups, eps=1e-5, fused=True)
 
 
 def adapt_learning_rate(optimizer: torch.optim.Adam, kl: float, config: PPOConfig) -> None:

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from embodied.algos.adam import update_average
+from embodied.algos.adam import AdamW, update_average
 from embodied.algos.config import GroundingConfig, SFTConfig, SupervisedConfig
 from embodied.core.device import copied_to_cpu
 from embodied.core.errors import UserError
@@ -41,7 +41,7 @@ class Supervised:
         self.updates = 0
         self.generator = torch.Generator().manual_seed(seed)
         self.parameters = [p for p in policy.parameters() if p.requires_grad]
-        self.optimizer = torch.optim.AdamW(self.parameters, lr=config.learning_rate, weight_decay=config.weight_decay)
+        self.optimizer = AdamW(self.parameters, lr=config.learning_rate, weight_decay=config.weight_decay)
         self._set_learning_rate()
 
     def fit_normalizer(self, obs: Obs) -> None:
