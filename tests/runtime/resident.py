@@ -1,9 +1,9 @@
 """Check an environment on a device that is none, and train there.
 
-    python -m tests.runtime.resident <policy> <runtime> <max_staleness>
+    python -m tests.runtime.resident <policy>,<runtime>,<max_staleness> ...
 
-Prints as JSON where the tensors of the learner's fragments were, what travelled between device and CPU, and how far the
-weights are from those of the same training on the CPU.
+Prints as JSON, for each of these trainings, where the tensors of the learner's fragments were, what travelled between
+device and CPU, and how far the weights are from those of the same training on the CPU.
 """
 
 from __future__ import annotations
@@ -113,17 +113,22 @@ def record_there(device: torch.device) -> None:
         assert episode.state_LS.device == episode.action_LA.device == CPU
 
 
-def main() -> None:
-    policy, name, max_staleness = sys.argv[1], sys.argv[2], int(sys.argv[3])
-    device = other_device.start()
-    check_env(lambda num_envs: PointEnv(num_envs, device=device))
-    record_there(device)
+def watch(device: torch.device, policy: str, name: str, max_staleness: int) -> dict[str, Any]:
+    """Train and evaluate on the device and on the CPU; return what was found."""
     other_device.TRANSFERS.clear()
     found, there = train(device, policy, name, max_staleness)
     _, here = train(CPU, policy, name, max_staleness)
     difference = max(float((there[key] - here[key]).abs().max()) for key in here)
     evaluations = [evaluate_while_training(place, policy, name) for place in (device, CPU)]
-    print(json.dumps(found | {"difference": difference, "evaluations": evaluations}))
+    return found | {"difference": difference, "evaluations": evaluations}
+
+
+def main() -> None:
+    device = other_device.start()
+    check_env(lambda num_envs: PointEnv(num_envs, device=device))
+    record_there(device)
+    cases = [word.split(",") for word in sys.argv[1:]]
+    print(json.dumps([watch(device, policy, name, int(staleness)) for policy, name, staleness in cases]))
 
 
 if __name__ == "__main__":

@@ -9,23 +9,31 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.runtime.builders import NUM_ENVS
 
+CASES = [("gaussian", "sync", 0), ("flow", "sync", 0), ("gaussian", "local", 0), ("gaussian", "local", 1)]
+"""Policy, runtime and max_staleness of trainings."""
 
-@pytest.mark.parametrize(
-    ("policy", "runtime", "max_staleness"),
-    [("gaussian", "sync", 0), ("flow", "sync", 0), ("gaussian", "local", 0), ("gaussian", "local", 1)],
-)
-def test_what_the_policy_reads_and_writes_never_leaves_the_device(
-    root: Path, policy: str, runtime: str, max_staleness: int
-) -> None:
-    command = [sys.executable, "-m", "tests.runtime.resident", policy, runtime, str(max_staleness)]
+
+@pytest.fixture(scope="module")
+def trainings(root: Path) -> list[dict[str, Any]]:
+    """Return what was found in the trainings."""
+    command = [sys.executable, "-m", "tests.runtime.resident", *(",".join(map(str, case)) for case in CASES)]
     done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
-    found = json.loads(done.stdout.splitlines()[-1])
+    found: list[dict[str, Any]] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_what_the_policy_reads_and_writes_never_leaves_the_device(
+    trainings: list[dict[str, Any]], case: tuple[str, str, int]
+) -> None:
+    found = trainings[CASES.index(case)]
     stay = {"obs", "last_obs", "final_obs", "chain", "action"}
     assert {tuple(place) for place in found["places"]} == {(name, "other") for name in stay} | {
         ("value", "cpu"),
@@ -35,7 +43,7 @@ def test_what_the_policy_reads_and_writes_never_leaves_the_device(
     assert len(to_cpu) > 100
     larger = {shape for shape in to_cpu if len(shape) > 1}
     assert larger == {(NUM_ENVS // 2, 2)}, "rewards of the two actions of each env in a group"
-    if max_staleness == 0:
+    if case[2] == 0:
         assert found["difference"] < 1e-5
     there, here = found["evaluations"]
     assert there.pop("return_mean") == pytest.approx(here.pop("return_mean"), abs=1e-3)
