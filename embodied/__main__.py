@@ -16,7 +16,7 @@ from embodied.core.errors import unknown_name
 from embodied.core.process.interrupts import end_on_interrupt
 from embodied.session.command import run_command
 
-COMMANDS = ("train", "eval", "status", "tasks", "collect", "convert", "export", "deploy", "serve", "bench")
+COMMANDS = ("train", "eval", "audit", "status", "tasks", "collect", "convert", "export", "deploy", "serve", "bench")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

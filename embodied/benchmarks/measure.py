@@ -3,25 +3,19 @@
 round 1: a b c   round 2: c b a   ...      a ratio is the median over rounds of a / b within a round
 """
 
-import os
-import platform
-import re
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib.metadata import version
-from importlib.util import find_spec
-from pathlib import Path
 from statistics import median
 from typing import Any, TypeVar
 
 from embodied.core.algorithm import Metrics
 from embodied.core.errors import one_line
-from embodied.runtime import Runtime, threads
+from embodied.runtime import Runtime
+from embodied.session.machine import machine
 
 T = TypeVar("T")
-PACKAGES = ("mujoco", "torch", "gymnasium", "envpool", "numpy")
 
 
 @dataclass(slots=True)
@@ -102,18 +96,3 @@ def built(name: str, make: Callable[[], T]) -> T | None:
 
 def note(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
-
-
-def machine() -> dict[str, Any]:
-    """Describe the measured machine and software. load_1min: mean number of busy processes in the last minute."""
-    cpuinfo = Path("/proc/cpuinfo").read_text(encoding="utf-8") if Path("/proc/cpuinfo").is_file() else ""
-    model = re.search(r"^model name\s*:\s*(.+)$", cpuinfo, re.MULTILINE)
-    return {
-        "cpu": model[1] if model else platform.processor() or platform.machine(),
-        "cores": threads.available_cores(),
-        "memory_gb": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9, 1),
-        "load_1min": round(os.getloadavg()[0], 2),
-        "system": f"{platform.system()} {platform.release()}",
-        "python": platform.python_version(),
-        "versions": {package: version(package) for package in PACKAGES if find_spec(package)},
-    }

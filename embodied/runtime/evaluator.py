@@ -49,20 +49,35 @@ def evaluate(
 ) -> dict[str, Any]:
     """Run the episodes ``plans`` to their ends, one at a time in each env (which must not be more than the plans).
 
-    Every plan is run once, in the env that is free first, so short episodes do not count more. Return ``summary`` with
-    ``noise``, or {} if ``stop`` was set meanwhile. seed: only reported. watch: gets the share that is done.
+    Return ``summary`` with ``noise``, or {} if ``stop`` was set meanwhile. seed: only reported. watch: gets the share
+    that is done.
+    """
+    ended = run_episodes(policy, env, plans, noise, stop, watch)
+    return {} if ended is None else summary(ended, env.spec, seed) | {"noise": noise}
+
+
+def run_episodes(
+    policy: Policy,
+    env: VecEnv,
+    plans: EpisodePlans,
+    noise: EvalNoise = "zero",
+    stop: threading.Event | None = None,
+    watch: Callable[[float], None] | None = None,
+) -> EpisodeStats | None:
+    """Run the episodes ``plans`` as ``evaluate`` does; return them in the order of their seeds, or None if stopped.
+
+    Every plan is run once, in the env that is free first, so short episodes do not count more.
     """
     rollout = EvalRollout(policy, env, plans, seeded=noise == "seeded")
     parts: list[EpisodeStats] = []
     while sum(map(len, parts)) < len(plans):
         if stop is not None and stop.is_set():
-            return {}
+            return None
         parts.append(rollout.step().episodes.counted())
         if watch is not None:
             watch(rollout.share)
     ended = EpisodeStats.concatenate(parts)
-    in_order = ended.rows(torch.from_numpy(ended.plans.seed_n).argsort(stable=True))
-    return summary(in_order, env.spec, seed) | {"noise": noise}
+    return ended.rows(torch.from_numpy(ended.plans.seed_n).argsort(stable=True))
 
 
 def summary(stats: EpisodeStats, spec: EnvSpec, seed: int) -> dict[str, Any]:

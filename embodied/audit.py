@@ -1,0 +1,107 @@
+"""Certify a run: ``python -m embodied.audit <run dir>``
+
+Shows again, on the last checkpoint and this machine, what the training claims (docs/commands.md, The certificate of a
+run). The result is also written as certificate.json into the run directory, with the hashes of configuration and
+checkpoint. If they have changed since an earlier certificate of this checkpoint, nothing else is examined.
+
+Last line of stdout: {"run", "passed", "open", "checks": {<check>: {"passed", "value", "tolerance", "reason"}}, ...}; a
+check that there was no time for is open, its "passed" is null. Exit code 1 if a check fails or a file has changed.
+"""
+
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from functools import partial
+from math import inf
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from embodied.core.config import nest, parse_overrides
+from embodied.core.errors import UserError
+from embodied.core.options import config_dataclass, from_mapping
+from embodied.deployment.bundle.format import sha256
+from embodied.report.metrics import write_json
+from embodied.session.command import Failed, run_command
+from embodied.session.config import read_run
+from embodied.session.files import CONFIG_FILE, check_run_dir, read_json
+
+CERTIFICATE = "certificate.json"
+
+
+@config_dataclass
+class AuditConfig:
+    """Options of the command; see the top of this file."""
+
+    run: str
+
+
+def audit(argv: Sequence[str]) -> dict[str, Any]:
+    """Examine a run; return its certificate. UserError for bad input, Failed with exit code 1 if a check fails."""
+    run_dir = Path(from_mapping(AuditConfig, nest(parse_overrides(argv))).run)
+    check_run_dir(run_dir)
+    before, now = read_json(run_dir / CERTIFICATE), hashes(run_dir)
+    changed = sorted({name for name, _ in now.items() ^ before.get("files", {}).items()})
+    if changed and before.get("checkpoint") == last_checkpoint(run_dir).name:
+        why = f"changed since {run_dir / CERTIFICATE} was written; remove it to examine them anew"
+        result = {"run": str(run_dir), "passed": False, "open": [], "checks": {}, "changed": changed}
+        raise Failed(f"{', '.join(changed)} {why}", result, code=1)
+    certificate = certify(run_dir)
+    if not certificate["passed"]:
+        raise Failed(f"{run_dir} does not hold what it claims", certificate, code=1)
+    return certificate
+
+
+def certify(run_dir: Path, seconds: float = inf) -> dict[str, Any]:
+    """Examine the last checkpoint of a run, tell the results on stderr; write and return the certificate.
+
+    seconds: time for all checks. UserError if the run has no checkpoint, or one that cannot be read.
+    """
+    from embodied.runtime import checkpoint  # these import torch
+    from embodied.session.machine import commit, machine
+    from embodied.trainers.audit import CHECKS, Audit, examine, on_this_machine
+
+    console, began = Console(stderr=True, highlight=False, soft_wrap=True), time.monotonic()
+    config, found, checks = read_run(run_dir), checkpoint.load(last_checkpoint(run_dir)), dict[str, Any]()
+    with tempfile.TemporaryDirectory() as folder:
+        audit = Audit(on_this_machine(config), run_dir, found, Path(folder), seconds)
+        for check in CHECKS:
+            name, result = check.__name__.removeprefix("check_"), examine(audit, check)
+            checks[name] = result._asdict()
+            word = {True: "passes", False: "FAILED", None: "open"}[result.passed]
+            value = "" if result.value is None else f"{result.value:.3g} "
+            style = "bold red" if result.passed is False else ""
+            console.print(Text(f"{name:18} {word:7} {value}{result.reason}", style))
+    certificate = {
+        "run": str(run_dir), "passed": all(result["passed"] is not False for result in checks.values()),
+        "open": [name for name, result in checks.items() if result["passed"] is None], "checks": checks,
+        "checkpoint": found.path.name, "files": hashes(run_dir), "seconds": round(time.monotonic() - began, 1),
+        "commit": commit(), "machine": machine(),
+    }  # fmt: skip
+    write_json(run_dir / CERTIFICATE, certificate)
+    return certificate
+
+
+def hashes(run_dir: Path) -> dict[str, str]:
+    """Return the SHA-256 of what a certificate is about: the configuration and the files of the last checkpoint."""
+    files = [run_dir / CONFIG_FILE, *sorted(last_checkpoint(run_dir).iterdir())]
+    return {str(file.relative_to(run_dir)): sha256(file) for file in files}
+
+
+def last_checkpoint(run_dir: Path) -> Path:
+    """Return the folder of the newest checkpoint. UserError if there is none."""
+    from embodied.runtime.checkpoint import newest_first
+
+    folders = newest_first(run_dir / "checkpoints")
+    if not folders:
+        raise UserError(f"{run_dir} has no checkpoint yet")
+    return folders[0]
+
+
+main = partial(run_command, audit, __doc__, first="run")
+
+if __name__ == "__main__":
+    sys.exit(main())
