@@ -16,7 +16,9 @@ from embodied.core.errors import unknown_name
 from embodied.core.process.interrupts import end_on_interrupt
 from embodied.session.command import run_command
 
-COMMANDS = ("train", "eval", "audit", "status", "tasks", "collect", "convert", "export", "deploy", "serve", "bench")
+COMMANDS = (
+    "train", "eval", "audit", "status", "report", "tasks", "collect", "convert", "export", "deploy", "serve", "bench"
+)  # fmt: skip
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -32,14 +34,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     if {"-h", "--help"} & {*words}:
         return run_command(lambda _: {}, _docstring(name), ["--help"])  # without the command's imports
     end_on_interrupt()
-    code: int = importlib.import_module(f"embodied.{name}").main(words)
+    code: int = importlib.import_module(f"embodied.{_module(name)}").main(words)
     return code
 
 
 def _docstring(command: str) -> str:
     """Return the docstring of a command's module without importing it."""
-    source = (Path(__file__).parent / f"{command}.py").read_text(encoding="utf-8")
+    source = Path(__file__).parent.joinpath(*_module(command).split(".")).with_suffix(".py").read_text(encoding="utf-8")
     return ast.get_docstring(ast.parse(source)) or ""
+
+
+def _module(command: str) -> str:
+    return "report.__main__" if command == "report" else command  # embodied/report/ is a library too
 
 
 if __name__ == "__main__":

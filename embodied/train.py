@@ -21,12 +21,13 @@
   --config                 print the configuration that would be used, with the meaning of each option, and end
   <group>.<option>=...     any option of a group, such as algo.learning_rate=1e-4 (files in configs/)
 
-Last line of stdout: {"run", "env_steps", "wall_s", "iterations", "stop", "eval"}. "stop" has the evaluation that
-reached stop_at_success and its confirmation, if they ended training; "eval" is of episodes that no stopping rule saw.
+Last line of stdout: {"run", "env_steps", "wall_s", "iterations", "stop", "eval", "page"}. "stop" has the evaluation
+that reached stop_at_success and its confirmation, if they ended training; "eval" is of episodes that no stopping rule
+saw; "page" is an HTML file that shows the run (embodied.report).
 After a training of more than a minute, "certificate" says whether all checks of embodied.audit hold, and which are open
 for lack of time: they take at most a tenth of the training, and 30 seconds.
-Of several seeds {"runs", "metric", "values", "mean", "ci95"}, with the t interval over the seeds, where runs are
-results of one seed. Exit code 0, 1 (crash), 2 (bad input), 130 (Ctrl-C, SIGTERM or a closed terminal: the state is
+Of several seeds {"runs", "metric", "values", "mean", "ci95", "page"}, with the t interval over the seeds, where runs
+are results of one seed. Exit code 0, 1 (crash), 2 (bad input), 130 (Ctrl-C, SIGTERM or a closed terminal: the state is
 saved, and resume= continues).
 """
 
@@ -71,7 +72,11 @@ def train(argv: Sequence[str]) -> dict[str, Any]:
         session = Session.new(config, start_s) if run_dir is None else Session.resume(config, run_dir, start_s)
         trainer = trainer_of(session.config)
         with trainer(session.config, session.run_dir, new=session.found is None) as training:
-            result = session.run(training)
+            try:
+                result = session.run(training)
+            except Stopped as stopped:
+                with_page(stopped.result)
+                raise
     if result["wall_s"] > CERTIFIED_FROM_S:
         from embodied.audit import certify
 
@@ -79,6 +84,19 @@ def train(argv: Sequence[str]) -> dict[str, Any]:
         print(f"certifying within {seconds:.0f} s; without a limit: embodied audit {session.run_dir}", file=sys.stderr)
         certificate = certify(session.run_dir, seconds)
         result["certificate"] = {key: certificate[key] for key in ("passed", "open")}
+    return with_page(result)
+
+
+def with_page(result: dict[str, Any]) -> dict[str, Any]:
+    """Write the page of a run, or of the runs of several seeds, and add its path to the result; None without a page."""
+    from embodied.session.page import write_page
+
+    result["page"] = None
+    try:
+        result["page"] = str(write_page([Path(run["run"]) for run in result.get("runs", [result])]))
+        print(f"page: {result['page']}")
+    except (OSError, UserError) as error:  # the training counts all the same
+        print(f"no page could be written: {error}")
     return result
 
 
@@ -110,6 +128,7 @@ def train_seeds(argv: Sequence[str], seeds: Sequence[str]) -> dict[str, Any]:
         "runs": runs, "metric": metric, "values": values, "mean": mean(values) if values else None,
         "ci95": t_interval(values) if len(values) > 1 else None,
     }  # fmt: skip
+    with_page(result)
     if stopped:
         raise Stopped(result)
     return result

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from embodied.core.env import VecEnv
 from embodied.core.episodes import EpisodePlans
 from embodied.core.execution import EvalRollout
 from embodied.core.policy import Policy
+from embodied.core.spec import SUCCESS
 
 Pixels = NDArray[np.uint8]
 LINES = 2  # of a caption in the largest font
@@ -54,6 +55,44 @@ def record(
         finally:
             env.on_control_step = None
     return frames
+
+
+def record_each(
+    env: VecEnv,
+    policy: Policy,
+    render: Callable[[], Pixels],
+    plans: EpisodePlans,
+    folder: Path,
+    *,
+    seeded: bool = False,
+) -> list[tuple[Path, bool | None]]:
+    """Film as many episodes as there are envs, each to its end, as one video; see ``record``.
+
+    Return the videos, and whether the episodes ended with success (None: the task reports none).
+    """
+    paths = [folder / f"{i}.mp4" for i in range(env.num_envs)]
+    solved: list[bool | None] = [None] * env.num_envs
+    frames: list[Pixels] = []
+    env.on_control_step = lambda _: frames.append(render())
+    with ExitStack() as stack:
+        writes = [stack.enter_context(open_mp4(path, 1.0 / env.spec.control_dt_s)) for path in paths]
+        rollout = EvalRollout(policy, env, plans, seeded)
+        for write, image in zip(writes, render(), strict=True):
+            write(image)
+        running = set(range(env.num_envs))
+        while running:
+            frames.clear()
+            step = rollout.step()
+            for i in running:
+                for images in frames[: int(step.num_steps_N[i])]:
+                    writes[i](images[i])
+            ended = step.episodes.env_id_M.tolist()
+            for i, success in zip(ended, step.episodes.at_end.get(SUCCESS, [None] * len(ended)), strict=True):
+                if i in running:
+                    solved[i] = None if success is None else bool(success)
+            running -= {*ended}
+    env.on_control_step = None
+    return list(zip(paths, solved, strict=True))
 
 
 def grid(rgb_nhw3: Pixels) -> Pixels:

@@ -37,9 +37,10 @@ def installed(tmp_path_factory: pytest.TempPathFactory, root: Path) -> Path:
 
 def test_wheel_has_every_data_file(installed: Path, root: Path) -> None:
     package = installed / "embodied"
-    for folder, suffix in (("configs", ".yaml"), ("assets", ".xml")):
-        ours = {path.relative_to(root) for path in (root / folder).rglob(f"*{suffix}")}
-        assert ours == {path.relative_to(package) for path in (package / folder).rglob(f"*{suffix}")}
+    for folder in ("configs", "assets"):
+        ours = {path.relative_to(root) for path in (root / folder).rglob("*") if path.is_file()}
+        assert ours == {path.relative_to(package) for path in (package / folder).rglob("*") if path.is_file()}
+    assert (package / "report" / "page.html").is_file()
     assert [path.name for path in installed.iterdir() if path.suffix != ".dist-info"] == ["embodied"]
 
 
@@ -102,6 +103,7 @@ def test_folders_of_a_user_do_not_matter(
         path.stem for path in (root / "embodied").glob("*.py") if re.search(r"^main = ", path.read_text(), re.M)
     ]
     assert {"train", "eval", "export", "deploy"} < set(commands)
+    commands.append("report")
     used = {"editable": root, "wheel": installed}[kind]
     assert run("-c", HELP, ",".join(commands)) == str(used / "embodied"), "this environment has another installation"
     run("-m", "embodied.train", "task=gym/envs.mine:Push-v0", "policy=gaussian", *TINY)
@@ -115,3 +117,4 @@ def test_wheel_trains(installed: Path, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout.splitlines()[-1])["env_steps"] >= 256
     assert (tmp_path / "run" / "checkpoints" / "last").exists()
+    assert "uPlot=function" in (tmp_path / "run" / "page.html").read_text("utf-8")

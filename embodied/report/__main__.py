@@ -1,0 +1,119 @@
+"""Write a page of a run: ``python -m embodied.report run=<run dir> [key=value ...]``
+
+  run=<run dir>        a running, a finished or a killed run
+  runs=[<dir>,<dir>]   several side by side; runs that differ only in the seed are one curve, with a t interval
+  videos=true|false    film six episodes of the final evaluation, failures too; default: where they can be rendered
+  out=<file>           default <run dir>/page.html, of several runs page.html beside the first one
+
+The page is one HTML file that loads nothing: whether the run learned, how sure and how fast, commands to go on; success
+over steps and time, staleness and waits, speed, videos, results, the certificate, what differs from the defaults.
+
+Last line of stdout: {"page", "runs", "videos", "bytes"}.
+"""
+
+import sys
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import field
+from functools import partial
+from itertools import accumulate
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+
+from embodied.core.config import nest, parse_overrides
+from embodied.core.errors import UserError
+from embodied.core.options import Text, config_dataclass, from_mapping
+from embodied.report.page import Film
+from embodied.session.command import run_command
+from embodied.session.config import read_run, with_device
+from embodied.session.page import write_page
+
+TRIED = 100  # episodes that films are chosen from
+FILMS, SIZE = 6, (320, 240)  # at most so many, of so many pixels
+MOST_BYTES = 3_500_000  # of all films: a third more in the page
+
+
+@config_dataclass
+class ReportConfig:
+    """Options of the command; see the top of this file."""
+
+    run: Text | None = None
+    runs: list[str] = field(default_factory=list)
+    videos: bool | None = None
+    out: Text | None = None
+
+
+def report(argv: Sequence[str]) -> dict[str, Any]:
+    """Write a page; return the command's result. UserError for bad input."""
+    options = from_mapping(ReportConfig, nest(parse_overrides(argv)))
+    names = [*dict.fromkeys(([] if options.run is None else [options.run]) + options.runs)]
+    if not names:
+        raise UserError("run is missing: give run=<run directory>, or several as runs=[<directory>,<directory>]")
+    if options.out is not None and Path(options.out).is_dir():
+        raise UserError(f"out={options.out} is a directory: give a file, such as {Path(options.out) / 'page.html'}")
+    run_dirs, films = [Path(name) for name in names], list[Film]()
+    path = write_page(run_dirs, None if options.out is None else Path(options.out))  # refuses before it films
+    for run_dir in run_dirs[:FILMS] if options.videos is not False else ():
+        try:
+            films += film(run_dir, max(1, FILMS // len(run_dirs)))
+        except UserError as error:
+            if options.videos:
+                raise
+            print(f"{run_dir} is not filmed: {error}", file=sys.stderr)
+    if films:
+        sizes = accumulate(len(film.mp4) for film in films)
+        films = [film for film, size in zip(films, sizes, strict=True) if size <= MOST_BYTES]
+        write_page(run_dirs, path, films)
+    return {"page": str(path), "runs": names, "videos": len(films), "bytes": path.stat().st_size}
+
+
+def film(run_dir: Path, most: int) -> list[Film]:
+    """Film episodes of the final evaluation with the last checkpoint, half of them failures if there are as many.
+
+    UserError for a run without a checkpoint, or whose environments cannot be rendered.
+    """
+    config = with_device(read_run(run_dir), "auto")
+    from embodied.core.spec import SUCCESS  # import torch
+    from embodied.report.video import caption, record_each
+    from embodied.runtime.evaluator import run_episodes
+    from embodied.runtime.threads import available_cores
+    from embodied.session import factories
+
+    policy = factories.load_policy(config, factories.load_checkpoint(run_dir, "last")).to(
+        factories.acting_device(config)
+    )
+    noise = config.runtime.eval_noise
+    with closing(factories.make_acting_env(config, TRIED, available_cores())) as env:
+        if env.film is None:
+            raise UserError(f"the environments of task {config.task.name} cannot be rendered")
+        plans = factories.evaluation_plans(env.spec, TRIED, config.seed)
+        episodes = run_episodes(policy, env, plans, noise)
+    assert episodes is not None
+    solved_M = episodes.at_end.get(SUCCESS, [True] * TRIED)
+    failures, successes = ([i for i in range(TRIED) if bool(solved_M[i]) == solved] for solved in (False, True))
+    failures = failures[: max(most // 2, most - len(successes))]
+    chosen = successes[: most - len(failures)] + failures
+    print(f"filming {len(chosen)} episodes of {run_dir}; videos=false leaves them out", file=sys.stderr)
+    with (
+        TemporaryDirectory() as folder,
+        closing(factories.make_acting_env(config, len(chosen), available_cores())) as env,
+    ):
+        renderer = env.film_quickly or env.film
+        assert renderer is not None
+        render, rows, seeded = renderer(*SIZE), plans.rows(np.array(chosen)), noise == "seeded"
+        shown = record_each(
+            env, policy, lambda: caption(render(), env.instruction_texts), rows, Path(folder), seeded=seeded
+        )
+        return [
+            Film(path.read_bytes(), solved, f"{run_dir}, episode {i}")
+            for i, (path, solved) in zip(chosen, shown, strict=True)
+        ]
+
+
+main = partial(run_command, report, __doc__, first="run")
+
+if __name__ == "__main__":
+    sys.exit(main())
