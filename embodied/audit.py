@@ -43,9 +43,9 @@ def audit(argv: Sequence[str]) -> dict[str, Any]:
     """Examine a run; return its certificate. UserError for bad input, Failed with exit code 1 if a check fails."""
     run_dir = Path(from_mapping(AuditConfig, nest(parse_overrides(argv))).run)
     check_run_dir(run_dir)
-    before, now = read_json(run_dir / CERTIFICATE), hashes(run_dir)
-    changed = sorted({name for name, _ in now.items() ^ before.get("files", {}).items()})
-    if changed and before.get("checkpoint") == last_checkpoint(run_dir).name:
+    before, last = read_json(run_dir / CERTIFICATE), last_checkpoint(run_dir)
+    changed = sorted({name for name, _ in hashes(run_dir, last).items() ^ before.get("files", {}).items()})
+    if changed and before.get("checkpoint") == last.name:
         why = f"changed since {run_dir / CERTIFICATE} was written; remove it to examine them anew"
         result = {"run": str(run_dir), "passed": False, "open": [], "checks": {}, "changed": changed}
         raise Failed(f"{', '.join(changed)} {why}", result, code=1)
@@ -66,6 +66,7 @@ def certify(run_dir: Path, seconds: float = inf) -> dict[str, Any]:
 
     console, began = Console(stderr=True, highlight=False, soft_wrap=True), time.monotonic()
     config, found, checks = read_run(run_dir), checkpoint.load(last_checkpoint(run_dir)), dict[str, Any]()
+    files = hashes(run_dir, found.path)  # a training that goes on may replace the checkpoint meanwhile
     with tempfile.TemporaryDirectory() as folder:
         audit = Audit(on_this_machine(config), run_dir, found, Path(folder), seconds)
         for check in CHECKS:
@@ -78,17 +79,16 @@ def certify(run_dir: Path, seconds: float = inf) -> dict[str, Any]:
     certificate = {
         "run": str(run_dir), "passed": all(result["passed"] is not False for result in checks.values()),
         "open": [name for name, result in checks.items() if result["passed"] is None], "checks": checks,
-        "checkpoint": found.path.name, "files": hashes(run_dir), "seconds": round(time.monotonic() - began, 1),
+        "checkpoint": found.path.name, "files": files, "seconds": round(time.monotonic() - began, 1),
         "commit": commit(), "machine": machine(),
     }  # fmt: skip
     write_json(run_dir / CERTIFICATE, certificate)
     return certificate
 
 
-def hashes(run_dir: Path) -> dict[str, str]:
-    """Return the SHA-256 of what a certificate is about: the configuration and the files of the last checkpoint."""
-    files = [run_dir / CONFIG_FILE, *sorted(last_checkpoint(run_dir).iterdir())]
-    return {str(file.relative_to(run_dir)): sha256(file) for file in files}
+def hashes(run_dir: Path, folder: Path) -> dict[str, str]:
+    """Return the SHA-256 of what a certificate is about: the configuration and the files of a checkpoint."""
+    return {str(file.relative_to(run_dir)): sha256(file) for file in (run_dir / CONFIG_FILE, *sorted(folder.iterdir()))}
 
 
 def last_checkpoint(run_dir: Path) -> Path:
