@@ -69,9 +69,14 @@ def page(runs: Sequence[Run], films: Sequence[Film] = ()) -> str:
     )  # fmt: skip
 
 
+def unit_of(run: Run) -> str:
+    """Return what a training counts: control steps, or the updates of a supervised one."""
+    return "steps" if run.status["validation_loss"] is None else "updates"
+
+
 def heading(run: Run) -> str:
     found, device = run.status, run.config.get("runtime.device")
-    parts = [found["run"], f"seed {run.config.get('seed')}", found["state"], f"{count(found['steps'])} steps",
+    parts = [found["run"], f"seed {run.config.get('seed')}", found["state"], f"{count(found['steps'])} {unit_of(run)}",
              duration(found["wall_s"]), f"runtime {found['runtime']} on {device}"]  # fmt: skip
     trouble = [found[key] for key in ("error", "warning") if found[key]]
     trouble += ["a check of the certificate fails"] if run.certificate.get("passed") is False else []
@@ -135,13 +140,16 @@ def answers(group: Group) -> dict[str, tuple[str, str, str]]:
         style = {"yes": "good", "no": "bad"}.get(word, "")
         learned = (style, f"{word.capitalize()}: {written(value)}", f"of the episodes end with success{since}")
     steps, wall_s = (fmean(run.status[key] for run in group.runs) for key in ("steps", "wall_s"))
-    whole = f"{duration(wall_s)} and {count(steps)} steps in all, {count(steps / max(wall_s, 1e-9))} steps/s"
+    unit = unit_of(group.runs[0])
+    whole = f"{duration(wall_s)} and {count(steps)} {unit} in all, {count(steps / max(wall_s, 1e-9))} {unit}/s"
     fast, reached = ("", duration(wall_s), whole), group.reached(0.9)
     if reached is not None:
         fast = ("", f"{duration(reached[1])} to 90%", f"success, after {count(reached[0])} steps; {whole}")
     run = next((run for run in group.runs if run.status["state"] != "finished"), group.runs[0])
     if run.status["state"] in ("starting", "training", "evaluating"):
         choice, why = "Watch", "it still trains"
+    elif run.status["state"] == "finished" and unit == "updates":
+        choice, why = "Reinforcement learning", "from the policy of this run"
     elif run.status["state"] != "finished" or (group.metric == SUCCESS and word != "yes"):
         choice = "Go on"
         why = "more steps may help" if run.status["state"] == "finished" else "training was cut short"
@@ -232,13 +240,14 @@ def word(key: str, value: Any) -> str:
 def next_commands(run: Run) -> dict[str, str]:
     """Return commands to go on with by what they do."""
     path, config, seed = run.status["run"], run.config, run.config.get("seed", 0)
-    total = 2 * (run.status["total_steps"] or run.status["steps"])
+    longest = "total_steps" if unit_of(run) == "steps" else "algo.updates"
+    longer = {longest: 2 * (run.status["total_steps"] or run.status["steps"])}
     limits = {key: None for key in ("max_minutes", "stop_at_success") if config.get(key) is not None}
     chosen = {key: value for key, value in config.items() if key in run.defaults and key not in SETTLED}
     again = {key.removesuffix(".name"): value for key, value in ({"task": config.get("task.name")} | chosen).items()}
     commands = {
         "Evaluate": ("eval", {"run": path, "episodes": 1000}),
-        "Go on": ("train", {"resume": path, "total_steps": total, **limits}),
+        "Go on": ("train", {"resume": path, **longer, **limits}),
         "More seeds": ("train", again),
         "Add videos to this page": ("report", {"run": path}),
         "Film other episodes": ("eval", {"run": path, "seed": seed + 1, "video": True}),
@@ -246,6 +255,9 @@ def next_commands(run: Run) -> dict[str, str]:
         "Certify": ("audit", {"run": path}),
         "Watch": ("status", {"run": path}),
     }
+    if longest != "total_steps":
+        words = {"task": again["task"], "policy": config["policy.name"], "init": path}
+        commands = {"Reinforcement learning": ("train", words), **commands}
     found = {
         name: " ".join((f"python -m embodied.{command}", *(word(key, value) for key, value in words.items())))
         for name, (command, words) in commands.items()
@@ -276,5 +288,5 @@ def make_charts(groups: Sequence[Group]) -> list[dict[str, Any]]:
     return [
         {"id": f"chart{i}", "title": title, "x_label": axes[axis], "unit": unit, "from_zero": i > 2, "series": lines}
         for i, (title, axis, unit, lines) in enumerate(charts)
-        if lines
+        if any(len(line["x"]) > 1 for line in lines)
     ]

@@ -230,7 +230,7 @@ def test_instructed_demonstrations_are_balanced_and_evaluation_tells_splits_apar
     judged = run_eval(f"run={run}", "episodes=6", "num_threads=1")
     assert judged.code == 0, judged.stderr
     assert {split: rates["episodes"] for split, rates in judged.result["splits"].items()} == {"train": 3, "held_out": 3}
-    assert "instructions of split held_out: success 0.0% of 3 episodes" in judged.stderr
+    assert "instructions of split held_out: success 0.0% (0.0% to 56.1%) of 3 episodes" in judged.stderr
 
 
 # -- bad input ---------------------------------------------------------------------------------------------------------

@@ -82,6 +82,16 @@ def test_what_is_not_finished_says_so(tmp_path: Path, state: str, finals: bool, 
     assert f"resume={folder}" in text
 
 
+def test_after_imitation_comes_reinforcement_learning(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", algo="sft", data="demos")
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps({"iteration": 11, "wall_s": 22.0, "train/validation_loss": 0.1}) + "\n")
+    text = text_of(write_page([folder]))
+    assert "Reinforcement learning from the policy of this run" in " ".join(text.split())
+    assert f"task=reach policy=gaussian init={folder}" in text
+    assert "22s and 11 updates in all" in text
+
+
 def test_seeds_of_a_configuration_are_a_band_with_the_t_interval(tmp_path: Path) -> None:
     runs = [read_run_files(write_run(tmp_path / f"seed_{i}", i, shift=0.02 * i)) for i in range(3)]
     [group] = group_runs(runs)
