@@ -14,6 +14,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, fields, replace
 from functools import cached_property, partial
 from pathlib import Path
+from tempfile import mkdtemp
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -75,6 +76,7 @@ class Audit:
 
     def __post_init__(self) -> None:
         self.began_s, self.began_cpu_s = time.monotonic(), time.process_time()
+        self.reinforced = issubclass(trainer_of(self.config), ReinforcementTrainer)
 
     def need(self, seconds: float) -> None:
         """Raise OutOfTime unless so many seconds are left."""
@@ -87,10 +89,6 @@ class Audit:
             raise NotClaimed("kernels of a GPU may round differently")
         if factories.make_spec(self.config).repeats != "all":
             raise NotClaimed("its simulator says that it is not deterministic")
-
-    @property
-    def reinforced(self) -> bool:
-        return issubclass(trainer_of(self.config), ReinforcementTrainer)
 
     def policy(self) -> Policy:
         return factories.load_policy(self.config, replace(self.found, state=self.found.state["policy"]))
@@ -246,8 +244,7 @@ def check_bundle(audit: Audit) -> Result:
         raise NotClaimed(one_line(error)) from None
     slower = (time.monotonic() - audit.began_s) / (time.process_time() - audit.began_cpu_s)  # by other programs
     audit.need((EXPORT_VLA_S if spec.cameras else EXPORT_S) * max(1.0, slower))
-    policy, path = audit.policy(), audit.folder / "bundle"
-    path.mkdir()
+    policy, path = audit.policy(), Path(mkdtemp(dir=audit.folder))
     source = bundle_source(config, policy, origin_of(config, audit.run_dir, audit.found), episodes=4)
     bundle = write_bundle(path, source, factories.build_policy, chosen_layout(policy))
     return at_most(TOLERANCE, bundle.parity_max, "of the action's scale")
