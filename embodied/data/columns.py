@@ -56,32 +56,32 @@ def columns_of(keys: Mapping[str, Any]) -> tuple[Column, Column]:
     return columns[0], columns[1]
 
 
-def convert(values_FD: Tensor, names: Sequence[str], column: Column, what: str) -> Tensor:
+def convert(values_FD: Tensor, names: Sequence[str], column: Column, key: str) -> Tensor:
     """Convert the numbers of a column to entries of the task, [F, D'].
 
-    names: of the column's entries. what: ``state`` or ``action``. UserError for an entry that the column lacks, and for
-    a wrong number of factors.
+    names: of the column's entries. key: of the column's options, such as ``data_keys.action``. UserError for an entry
+    that the column lacks, and for a wrong number of factors.
     """
     if column.entries:
         for entry in column.entries:
             if entry not in names:
-                raise unknown_name(f"entry of {column.name} in data_keys.{what}.entries", entry, names)
+                raise unknown_name(f"entry of {column.name} in {key}.entries", entry, names)
         values_FD = values_FD[:, [list(names).index(entry) for entry in column.entries]]
-    scale, offset = factors(column, values_FD.shape[1], what)
+    scale, offset = factors(column, values_FD.shape[1], key)
     return (offset + scale * values_FD.double()).float()
 
 
-def factors(column: Column, size: int, what: str) -> tuple[Tensor, Tensor]:
+def factors(column: Column, size: int, key: str) -> tuple[Tensor, Tensor]:
     """Return scale and offset of ``size`` entries, float64 [size]. UserError for a wrong number of them."""
     found = []
     for option, numbers, default in (("scale", column.scale, 1.0), ("offset", column.offset, 0.0)):
         if len(numbers) not in (0, 1, size):
             allowed = f"one number, or one for each of the {size} entries"
-            raise UserError(f"data_keys.{what}.{option}: got {len(numbers)} numbers, allowed: {allowed}")
+            raise UserError(f"{key}.{option}: got {len(numbers)} numbers, allowed: {allowed}")
         found.append(torch.tensor(numbers or [default], dtype=torch.float64).repeat(size // (len(numbers) or 1)))
     scale, offset = found
     if bool((scale == 0).any()):
-        raise UserError(f"data_keys.{what}.scale: got a 0, allowed: any other number")
+        raise UserError(f"{key}.scale: got a 0, allowed: any other number")
     return scale, offset
 
 
@@ -178,7 +178,7 @@ def _described(
 ) -> str:
     """Return the entries with their ranges and fitting units, and options that convert them besides ``column``."""
     ranges, listed = _ranges(values_FD), []
-    scale, offset = factors(column, len(ranges), what)
+    scale, offset = factors(column, len(ranges), f"data_keys.{what}")
     for i, conversion in entries.items():
         listed.append("{} from {:.4g} to {:.4g}".format(names[i], *ranges[i]))
         if conversion is not None:

@@ -73,8 +73,8 @@ def read(path: Path, keys: Mapping[str, Any] | None = None, cameras: Sequence[st
     state_names, action_names = _names(features[state.name]), _names(features[action.name])
     instruction, instructions = _instructions(table, path)
     return Demonstrations(
-        state_FS=columns.convert(_matrix(table, state.name, path), state_names, state, "state"),
-        action_FA=columns.convert(_matrix(table, action.name, path), action_names, action, "action"),
+        state_FS=columns.convert(_matrix(table, state.name, path), state_names, state, "data_keys.state"),
+        action_FA=columns.convert(_matrix(table, action.name, path), action_names, action, "data_keys.action"),
         episode_F=episode, instruction_F=instruction, instructions=instructions, control_hz=float(info["fps"]),
         state_names=() if state.entries else state_names, action_names=() if action.entries else action_names,
         state_units=() if state.converts else units.get(state.name, ()),

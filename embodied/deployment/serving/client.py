@@ -8,8 +8,7 @@ What limits the robot's motion never comes from the network, but from the bundle
 
 import time
 from collections.abc import Mapping
-from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,28 +25,25 @@ MAX_METADATA_ELEMENTS = 65536
 MAX_ERROR = 2000  # characters of a server's error that are repeated
 
 
-class RemotePlanner(AbstractContextManager["RemotePlanner"]):
-    """A ``Planner`` whose policy runs on a server; one row per call.
+class PolicyConnection:
+    """A connection to any server of openpi's protocol, which is made again, once, if it is lost.
 
     url: ws://host:port, or wss:// behind a proxy that encrypts. api_key: key of the server. timeout_s: longest call.
-    bundle: the same bundle as the server's, on this machine; None takes the server's word for it.
 
-    UserError for a wrong address or key, or a server with another policy. ConnectionError if there is none.
+    UserError for a wrong address or key. ConnectionError if there is no such server, or it is late.
     """
 
-    bundle: Bundle
-
-    def __init__(
-        self, url: str, api_key: str | None = None, timeout_s: float = 5.0, bundle: Bundle | None = None
-    ) -> None:
+    def __init__(self, url: str, api_key: str | None = None, timeout_s: float = 5.0) -> None:
         if not url.startswith(("ws://", "wss://")):
             raise UserError(f"server={url}: allowed: ws://host:port or wss://host:port")
         if not 0 < timeout_s <= 3600:
             raise UserError(f"timeout_s: got {timeout_s}, allowed: above 0, at most 3600")
-        self.url, self.timeout_s, self._local = url, timeout_s, bundle
+        self.url, self.timeout_s = url, timeout_s
         self._headers = None if api_key is None else {"Authorization": f"{SCHEME} {api_key}"}
         self._connection: ClientConnection | None = self._connect(time.monotonic() + timeout_s)
-        self._spec = InputSpec(self.bundle)
+
+    def __enter__(self) -> Self:
+        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -57,25 +53,24 @@ class RemotePlanner(AbstractContextManager["RemotePlanner"]):
             self._connection.close()
             self._connection = None
 
-    def plan(self, inputs: Mapping[str, NDArray[Any]]) -> NDArray[np.float32]:
-        """Return the chunk [1, H, A] in physical units; see ``Planner``.
-
-        A connection that was lost is made again, once. UserError for what the server refuses. ConnectionError for a
-        server that is gone, late or sends what no policy of the bundle plans.
-        """
-        checked = self._spec.check(inputs)
-        if len(checked["state"]) != 1:
-            raise UserError(f"inputs: got {len(checked['state'])} rows, allowed: 1 for a policy server")
-        reply = self._exchange(encode(request_of(self.bundle, checked)), time.monotonic() + self.timeout_s)
+    def ask(self, request: Mapping[str, Any], max_bytes: int) -> Any:
+        """Return the reply to a request. UserError for what the server refuses, ConnectionError if it is malformed."""
+        reply = self._exchange(encode(request), time.monotonic() + self.timeout_s)
         if isinstance(reply, str):
             raise UserError(f"{self.url}: {one_line(reply[:MAX_ERROR])}")
         try:
-            message = decode(reply, 8 * self.bundle.horizon * self.bundle.action_dim + ALLOWANCE_BYTES)
-            chunk = message.get("actions") if isinstance(message, dict) else None
-            rows = chunk[None] if isinstance(chunk, np.ndarray) else chunk
-            return self._spec.check_chunk(rows, 1).astype(np.float32)  # a copy: the reply's memory is read-only
+            return decode(reply, max_bytes)
         except UserError as error:
             raise ConnectionError(f"{self.url}: {one_line(error)}") from None
+
+    def greeted(self, greeting: str | bytes) -> None:
+        """Check the server's metadata. UserError or ConnectionError if it is not what is needed."""
+        try:
+            if isinstance(greeting, str):
+                raise UserError(greeting[:MAX_ERROR])
+            decode(greeting, MAX_JSON_BYTES, MAX_METADATA_ELEMENTS)
+        except UserError as error:
+            raise ConnectionError(f"{self.url} is no policy server: {one_line(error)}") from None
 
     def _exchange(self, message: bytes, deadline_s: float) -> str | bytes:
         """Return the reply to a message, after one new connection if the present one is lost."""
@@ -113,7 +108,7 @@ class RemotePlanner(AbstractContextManager["RemotePlanner"]):
         except (OSError, EOFError, WebSocketException) as error:
             raise ConnectionError(f"no policy server at {self.url}: {one_line(error)}") from None
         try:
-            self._check_description(connection.recv(timeout=max(0.0, deadline_s - time.monotonic())))
+            self.greeted(connection.recv(timeout=max(0.0, deadline_s - time.monotonic())))
         except BaseException as error:
             connection.close()
             if isinstance(error, (OSError, WebSocketException)):
@@ -121,7 +116,42 @@ class RemotePlanner(AbstractContextManager["RemotePlanner"]):
             raise
         return connection
 
-    def _check_description(self, greeting: str | bytes) -> None:
+
+class RemotePlanner(PolicyConnection):
+    """A ``Planner`` whose policy runs on a server of this project; one row per call.
+
+    bundle: the same bundle as the server's, on this machine; None takes the server's word for it. UserError for a
+    server with another policy.
+    """
+
+    bundle: Bundle
+
+    def __init__(
+        self, url: str, api_key: str | None = None, timeout_s: float = 5.0, bundle: Bundle | None = None
+    ) -> None:
+        self._local = bundle
+        super().__init__(url, api_key, timeout_s)
+        self._spec = InputSpec(self.bundle)
+
+    def plan(self, inputs: Mapping[str, NDArray[Any]]) -> NDArray[np.float32]:
+        """Return the chunk [1, H, A] in physical units; see ``Planner``.
+
+        UserError for what the server refuses. ConnectionError for a server that is gone, late or sends what no policy
+        of the bundle plans.
+        """
+        checked = self._spec.check(inputs)
+        if len(checked["state"]) != 1:
+            raise UserError(f"inputs: got {len(checked['state'])} rows, allowed: 1 for a policy server")
+        max_bytes = 8 * self.bundle.horizon * self.bundle.action_dim + ALLOWANCE_BYTES
+        message = self.ask(request_of(self.bundle, checked), max_bytes)
+        try:
+            chunk = message.get("actions") if isinstance(message, dict) else None
+            rows = chunk[None] if isinstance(chunk, np.ndarray) else chunk
+            return self._spec.check_chunk(rows, 1).astype(np.float32)  # a copy: the reply's memory is read-only
+        except UserError as error:
+            raise ConnectionError(f"{self.url}: {one_line(error)}") from None
+
+    def greeted(self, greeting: str | bytes) -> None:
         """Keep the server's description. UserError if its policy is another one than the local bundle's."""
         try:
             if isinstance(greeting, str):
