@@ -78,18 +78,20 @@ def evaluate_run(argv: Sequence[str]) -> dict[str, Any]:
     config = with_device(with_simulator(read_run(run_dir), options.sim), options.device)
     config = with_preset(config, "randomization", options.randomization)
     from embodied.session.factories import delay_steps, evaluate_policy, load_checkpoint, load_policy  # import torch
+    from embodied.session.kept_episodes import keep_episodes
 
     found = load_checkpoint(run_dir, options.checkpoint)
     policy = load_policy(config, found)
     delay = delay_steps(config, options.delay_ms)
     task = config.task.name
-    filmed = make_filmed(config, delay) if options.video else None
+    filmed = make_filmed(config, delay, VIDEO_ENVS) if options.video else None
     print(f"evaluating {found.path} on {task}: {options.episodes} episodes, seed {options.seed}", file=sys.stderr)
     noise = options.noise or config.runtime.eval_noise
+    kept: list[dict[str, Any]] = []
     with closing(Line()) as line:
         watch = line.evaluating(f"{options.episodes} episodes")
         [result] = evaluate_policy(
-            config, policy, options.episodes, options.seed, [noise], options.num_threads, delay, watch
+            config, policy, options.episodes, options.seed, [noise], options.num_threads, delay, watch, kept
         )
     delay_ms = options.delay_ms if config.max_delay else options.delay_ms or 0.0
     result |= {"delay_ms": delay_ms, "randomization": options.randomization or "run", "sim": config.sim.name}
@@ -100,7 +102,9 @@ def evaluate_run(argv: Sequence[str]) -> dict[str, Any]:
     name = f"{found.path.name}_seed{options.seed}" + ("_seeded" if noise == "seeded" else "")
     name += "" if options.delay_ms is None else f"_delay{options.delay_ms:g}ms"
     name += "".join("" if choice is None else f"_{choice}" for choice in (options.randomization, options.sim))
-    write_json(run_dir / "eval" / f"{name}_episodes{options.episodes}.json", result)
+    path = run_dir / "eval" / f"{name}_episodes{options.episodes}.json"
+    result |= keep_episodes(path, kept, found.path)
+    write_json(path, result)
     if filmed is not None:
         path = run_dir / "videos" / f"{name}.mp4"
         note = f"filming {VIDEO_ENVS} episodes into {path}; where pictures are ray cast, this takes a minute or two"
@@ -111,7 +115,7 @@ def evaluate_run(argv: Sequence[str]) -> dict[str, Any]:
     return result
 
 
-def make_filmed(config: RunConfig, delay: int | None) -> tuple[VecEnv, Film]:
+def make_filmed(config: RunConfig, delay: int | None, num_envs: int) -> tuple[VecEnv, Film]:
     """Build the environments of a video; return them and their ``film``. UserError if they cannot be rendered.
 
     delay: see ``make_acting_env``.
@@ -119,15 +123,17 @@ def make_filmed(config: RunConfig, delay: int | None) -> tuple[VecEnv, Film]:
     from embodied.runtime import threads
     from embodied.session.factories import make_acting_env
 
-    env = make_acting_env(config, VIDEO_ENVS, threads.available_cores(), delay=delay)
+    env = make_acting_env(config, num_envs, threads.available_cores(), delay=delay)
     if env.film is None:
         env.close()
         raise UserError(f"video=true: the environments of task {config.task.name} cannot be rendered")
     return env, env.film
 
 
-def record_video(env: VecEnv, film: Film, policy: Policy, path: Path, seed: int, noise: EvalNoise) -> None:
-    """Write an MP4 of the first episodes of an evaluation side by side, each below its instruction, in real time."""
+def record_video(
+    env: VecEnv, film: Film, policy: Policy, path: Path, seed: int, noise: EvalNoise, first: int = 0
+) -> None:
+    """Write an MP4 of episodes of an evaluation, from ``first`` on, side by side, each below its instruction."""
     from embodied.report.video import caption, record
     from embodied.session.factories import evaluation_plans
 
@@ -135,8 +141,8 @@ def record_video(env: VecEnv, film: Film, policy: Policy, path: Path, seed: int,
         render = film(*VIDEO_SIZE)
         record(
             env, policy, path, lambda: caption(render(), env.instruction_texts),
-            evaluation_plans(env.spec, VIDEO_ENVS, seed), seeded=noise == "seeded",
-            watch=line.evaluating(f"{VIDEO_ENVS} episodes", "filmed"),
+            evaluation_plans(env.spec, first + env.num_envs, seed).rows(slice(first, None)), seeded=noise == "seeded",
+            watch=line.evaluating(f"{env.num_envs} episodes", "filmed"),
         )  # fmt: skip
 
 

@@ -22,7 +22,9 @@ def clip_chunk(env: VecEnv, chunk_NHA: Tensor, num_actions: int) -> Tensor:
 
 
 class EvalRollout:
-    """Run a policy as it is deployed through a list of plans. ``obs`` is on the policy's device."""
+    """Run a policy as it is deployed through a list of plans. ``obs`` and the last ``action`` are on its device."""
+
+    action: Tensor
 
     def __init__(self, policy: Policy, env: VecEnv, plans: EpisodePlans, seeded: bool) -> None:
         """Start the first episodes. seeded: draw ``plan_noise`` for each decision instead of none."""
@@ -41,8 +43,8 @@ class EvalRollout:
             shape = self.policy.plan_noise_shape
             noise = plan_noise(self._sampler.present, self._decision_n, shape).to(self._device)
         chunk = self.policy.plan(self.obs, noise)
-        action = clip_chunk(self.env, chunk, self.policy.execute)
-        step = timestep_to(self.env.step(action.to(self.env.device)), self._device)
+        self.action = clip_chunk(self.env, chunk, self.policy.execute)
+        step = timestep_to(self.env.step(self.action.to(self.env.device)), self._device)
         self.obs = step.obs
         self._decision_n += 1
         self._decision_n[step.final_ids.numpy()] = 0

@@ -128,6 +128,11 @@ def load(folder: Path, only: str | None = None) -> Checkpoint:
     return Checkpoint(folder, env_steps, state if only is None else state[only])
 
 
+def policy_hash(folder: Path) -> str:
+    """Return the SHA-256 of a checkpoint's policy, by its manifest."""
+    return str(_read_manifest(folder)[0]["policy.pt"]["sha256"])
+
+
 def read_weights(found: object, where: str) -> dict[str, Tensor]:
     """Return the value of a policy's file; UserError unless it has tensors by name. where: start of the message."""
     if not isinstance(found, Mapping) or not all(

@@ -1,0 +1,130 @@
+"""Make the episodes of an evaluation again: ``python -m embodied.replay eval=<run>/eval/<name>.json [key=value ...]``
+
+  episode=17                  one episode alone, by its number in the evaluation; by default all of them
+  video=true                  film that episode into the run's videos/, or the first four without episode=
+  device=auto  num_threads=0  as for embodied.eval
+
+Policy, environments, noise and delays are those of the evaluation. Each episode must have the same actions, bit for
+bit, and the same return, length and outcomes. Exit code 1: an episode differs. 2: the checkpoint has changed or is
+gone. Last line of stdout: {"eval", "episodes", "differing", "outcomes_differing", "made_with", "replayed_with", ...};
+"differing" has an object per episode with the values that it had and has. Other machines, versions and instruction
+sets may round differently: see "made_with" and "replayed_with".
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from embodied.core.config import nest, parse_overrides
+from embodied.core.errors import UserError, wrong_value
+from embodied.core.options import DeviceName, NonNegativeInt, Text, config_dataclass, from_mapping
+from embodied.eval import VIDEO_ENVS, make_filmed, record_video
+from embodied.report.progress import Line
+from embodied.session.command import Failed, run_command
+from embodied.session.config import RunConfig, read_run, with_device, with_preset, with_simulator
+from embodied.session.files import check_run_dir, read_json
+
+if TYPE_CHECKING:
+    from embodied.core.episodes import EpisodePlans
+
+SHOWN = 10  # differing episodes that are printed
+
+
+@config_dataclass
+class ReplayConfig:
+    """Options of the command; see the top of this file."""
+
+    eval: Text
+    episode: NonNegativeInt | None = None
+    video: bool = False
+    device: DeviceName = "auto"
+    num_threads: NonNegativeInt = 0
+
+
+def replay(argv: Sequence[str]) -> dict[str, Any]:
+    """Make the episodes again; return the contract's result. UserError for bad input, Failed if an episode differs."""
+    options = from_mapping(ReplayConfig, nest(parse_overrides(argv)))
+    path = Path(options.eval)
+    result, run_dir = read_json(path), path.absolute().parents[1]
+    if "checkpoint_sha256" not in result:
+        what = "is of an evaluation that kept no episodes" if result else "is not the result of an evaluation"
+        raise UserError(f"eval={path} {what}: give a file that embodied.eval or the end of a training wrote into eval/")
+    check_run_dir(run_dir)
+    config = evaluated_config(result, run_dir, options.device)
+    from embodied.runtime.checkpoint import policy_hash
+    from embodied.session.factories import delay_steps, evaluate_policy, load_checkpoint, load_policy
+    from embodied.session.kept_episodes import made_with, read_episodes
+
+    found = load_checkpoint(run_dir, result["checkpoint"])
+    if policy_hash(found.path) != result["checkpoint_sha256"]:
+        hashes = f"SHA-256 {policy_hash(found.path)[:12]}..., it was {result['checkpoint_sha256'][:12]}..."
+        raise UserError(f"{found.path} has changed since the evaluation: its policy has {hashes}")
+    policy, delay = load_policy(config, found), delay_steps(config, result.get("delay_ms"))
+    before, chosen = read_episodes(path), options.episode
+    if chosen is not None and chosen >= len(before):
+        raise wrong_value("episode", str(chosen), f"0 to {len(before) - 1}")
+
+    kept: list[dict[str, Any]] = []
+    with closing(Line()) as line:
+        evaluate_policy(
+            config, policy, len(before), result["seed"], [result["noise"]], options.num_threads, delay,
+            line.evaluating(f"{len(before)} episodes" if chosen is None else f"episode {chosen}", "replayed"), kept,
+            lambda plans: plans if chosen is None else alone(plans, chosen, before[chosen]["env"]),
+        )  # fmt: skip
+    was = before if chosen is None else [before[chosen]]
+    differing = [row for pair in zip(was, kept, strict=True) if (row := difference(*pair))]
+    report: dict[str, Any] = {
+        "eval": str(path), "episodes": len(was), "differing": differing,
+        "outcomes_differing": sum(any(key.endswith("_at_end") for key in row["was"]) for row in differing),
+        "made_with": result["made_with"], "replayed_with": made_with(),
+    }  # fmt: skip
+    if options.video:
+        first, number = (0, min(VIDEO_ENVS, len(before))) if chosen is None else (chosen, 1)
+        video = run_dir / "videos" / f"{path.stem}_episode{first}.mp4"
+        record_video(*make_filmed(config, delay, number), policy, video, result["seed"], result["noise"], first)
+        report["video"] = str(video)
+    for row in differing[:SHOWN]:
+        print(f"episode {row['episode']}: was {row['was']}, is {row['is']}", file=sys.stderr)
+    if differing:
+        outcomes = f"{report['outcomes_differing']} in an outcome"
+        raise Failed(f"{len(differing)} of {len(was)} episodes differ, {outcomes}", report, 1)
+    print(f"{len(was)} episodes are the same, action by action", file=sys.stderr)
+    return report
+
+
+def alone(plans: EpisodePlans, episode: int, env: int) -> EpisodePlans:
+    """Return one episode in the env that it had. It also fills the other envs, so that products round alike."""
+    from embodied.runtime.evaluator import MAX_EVAL_ENVS
+
+    rows = np.arange(min(len(plans), MAX_EVAL_ENVS))
+    chosen = plans.rows(np.full(len(rows), episode))
+    chosen.filler_n[:] = rows != env
+    return chosen
+
+
+def evaluated_config(result: Mapping[str, Any], run_dir: Path, device: str) -> RunConfig:
+    """Return the configuration that a result was evaluated with."""
+    config = with_device(with_simulator(read_run(run_dir), result.get("sim")), device)
+    preset = result.get("randomization", "run")
+    return config if preset == "run" else with_preset(config, "randomization", preset)
+
+
+def difference(was: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return in what an episode differs; None for nothing. Its number in a replay of one episode is another one."""
+    keys = [key for key, value in was.items() if key != "episode" and now[key] != value]
+    if not keys:
+        return None
+    return {"episode": was["episode"], "was": {key: was[key] for key in keys}, "is": {key: now[key] for key in keys}}
+
+
+main = partial(run_command, replay, __doc__, first="eval")
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,42 @@
+"""Episodes of an evaluation, kept beside its result so that ``embodied.replay`` can make them again.
+
+<run dir>/eval/<name>.json              the result, with the hash of its checkpoint and what computed it
+<run dir>/eval/<name>.episodes.jsonl    one object per episode: plan, env, outcomes, hash of its actions
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from embodied.core.errors import UserError
+from embodied.report.metrics import write_atomically
+from embodied.runtime.checkpoint import policy_hash
+
+SUFFIX = ".episodes.jsonl"
+
+
+def keep_episodes(path: Path, rows: Sequence[Mapping[str, Any]], folder: Path) -> dict[str, Any]:
+    """Write the records of a result's episodes; return what the result says of its making. folder: checkpoint."""
+    if not rows:
+        return {}
+    path.parent.mkdir(exist_ok=True)
+    write_atomically(path.with_suffix(SUFFIX), "".join(f"{json.dumps(row)}\n" for row in rows))
+    return {"checkpoint": folder.name, "checkpoint_sha256": policy_hash(folder), "made_with": made_with()}
+
+
+def made_with() -> dict[str, str]:
+    """Return what rounds numbers in this process: versions, and the instruction set that torch uses."""
+    versions = {name: version(name) for name in ("torch", "mujoco", "numpy")}
+    return versions | {"cpu": torch.backends.cpu.get_cpu_capability()}
+
+
+def read_episodes(path: Path) -> list[dict[str, Any]]:
+    """Read the records of a result's episodes. UserError if they are missing or malformed."""
+    try:
+        return [json.loads(line) for line in path.with_suffix(SUFFIX).read_text(encoding="utf-8").splitlines()]
+    except (OSError, ValueError) as error:
+        raise UserError(f"eval={path} has no episodes beside it, {path.with_suffix(SUFFIX).name}: {error}") from error
