@@ -100,11 +100,15 @@ def make_acting_env(
     for another policy it is 0.
     """
     env = make_env(config, num_envs, num_threads, run_dir)
-    max_delay = config.max_delay or delay or 0
-    if not max_delay:
+    return with_delays(env, config.policy.options.execute, config.max_delay, delay)
+
+
+def with_delays(env: VecEnv, execute: int, max_delay: int, delay: int | None) -> VecEnv:
+    """Add the delays of inference of a policy with ``execute`` and ``max_delay``. delay: see ``make_acting_env``."""
+    longest = max_delay or delay or 0
+    if not longest:
         return env
-    execute = max(config.policy.options.execute, max_delay)  # the next inference begins when this one has ended
-    return DelayedEnv(env, execute, max_delay, delay)
+    return DelayedEnv(env, max(execute, longest), longest, delay)  # the next inference begins when this one has ended
 
 
 def make_sampler(
@@ -229,11 +233,13 @@ def evaluate_policy(
     num_threads: int = 0,
     delay: int | None = None,
     watch: Callable[[float], None] = lambda share: None,
+    keep: list[dict[str, Any]] | None = None,
+    choose: Callable[[EpisodePlans], EpisodePlans] = lambda plans: plans,
 ) -> list[dict[str, Any]]:
     """Evaluate the policy on ``episodes`` fixed initial states, with each of ``noises``; see embodied.runtime.evaluate.
 
     The policy is moved to the run's device. num_threads: 0 is all cores. delay: that of ``make_acting_env``. watch:
-    gets the share of all that is done.
+    gets the share of all that is done. keep: gets a record of each episode with the first noise. choose: of the plans.
     """
 
     def part(i: int) -> Callable[[float], None]:
@@ -243,8 +249,11 @@ def evaluate_policy(
     threads.use(num_threads or threads.torch_cores())
     num_threads = num_threads or threads.available_cores()
     with closing(make_acting_env(config, min(episodes, MAX_EVAL_ENVS), num_threads, delay=delay)) as env:
-        plans = evaluation_plans(env.spec, episodes, seed)
-        return [evaluate(policy, env, plans, seed, noise, watch=part(i)) for i, noise in enumerate(noises)]
+        plans = choose(evaluation_plans(env.spec, episodes, seed))
+        return [
+            evaluate(policy, env, plans, seed, noise, watch=part(i), keep=None if i else keep)
+            for i, noise in enumerate(noises)
+        ]
 
 
 def delay_steps(config: RunConfig, delay_ms: float | None) -> int | None:

@@ -1,0 +1,128 @@
+"""Policies of a comparison, each of which plays the same episodes.
+
+run or checkpoint directory, bundle, ws://server ──► read_entrant ──► Entrant ──► enter ──► play(plans)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from embodied.core.env import VecEnv
+from embodied.core.episodes import EpisodePlans
+from embodied.core.errors import UserError, one_line
+from embodied.core.policy import Policy
+from embodied.core.spec import EnvSpec
+from embodied.deployment.bundle.format import BUNDLE_FILE, read_bundle, read_simulation
+from embodied.deployment.bundle.runner import PolicyRunner
+from embodied.deployment.serving.client import PolicyConnection, RemotePlanner
+from embodied.deployment.serving.protocol import read_api_key
+from embodied.runtime.config import EvalNoise
+from embodied.runtime.evaluator import run_episodes
+from embodied.session.config import RunConfig, compose_run, read_run, resolve, to_mapping, with_device
+from embodied.session.factories import acting_device, load_checkpoint, load_policy, make_env, make_spec, with_delays
+from embodied.session.files import CONFIG_FILE
+from embodied.session.planned import PlannedPolicy, ServerPolicy, read_server_mapping
+from embodied.session.torch_runner import TorchRunner
+
+TIMEOUT_S = 60.0  # of a server's reply
+
+
+@dataclass
+class Entrant:
+    """A policy, and what it needs of an environment. ``env`` is None until it enters one."""
+
+    name: str
+    config: RunConfig
+    """Configuration with the task and simulator that it was trained in, as far as they are known."""
+    policy: Policy
+    spec: EnvSpec
+    """Spec that it was trained for. It observes the cameras of the spec."""
+    noise: EvalNoise
+    max_delay: int = 0
+    """Largest delay of inference that it knows of, control steps."""
+    env: VecEnv | None = None
+
+    def enter(self, config: RunConfig, num_envs: int, num_threads: int, delay: int | None) -> VecEnv:
+        """Build the environments of ``config`` for this policy; the caller closes them."""
+        env = make_env(config, num_envs, num_threads, cameras=self.spec.cameras)
+        self.env = with_delays(env, self.policy.execute, self.max_delay, delay)
+        self.policy.to(acting_device(config))
+        return self.env
+
+    def play(self, plans: EpisodePlans) -> NDArray[np.int64]:
+        """Run episodes; return 1 for each that was solved at its end, else 0, in the order of the plans."""
+        assert self.env is not None
+        ended = run_episodes(self.policy, self.env, plans, self.noise)
+        assert ended is not None
+        return ended.success_at_end_M.numpy().astype(np.int64)
+
+
+def read_entrant(
+    name: str, noise: EvalNoise | None, device: str, base: RunConfig | None, mapping: str | None, opened: ExitStack
+) -> Entrant:
+    """Load a policy by its name. UserError for one that is none, ConnectionError for a server that does not answer.
+
+    base: configuration of the comparison's environments, if it is known yet. mapping: file for servers of others.
+    """
+    path = Path(name)
+    if (path / BUNDLE_FILE).is_file() or name.startswith(("ws://", "wss://")):
+        return _read_planned(name, noise, device, base, mapping, opened)
+    run_dir, checkpoint = (path.parents[1], path.name) if path.parent.name == "checkpoints" else (path, "last")
+    if not (run_dir / CONFIG_FILE).is_file():
+        allowed = "the directory of a run, of a checkpoint or of a bundle, or ws://host:port"
+        raise UserError(f"policies: '{name}' is no policy; allowed: {allowed}")
+    config = with_device(read_run(run_dir), device)
+    policy = load_policy(config, load_checkpoint(run_dir, checkpoint))
+    return Entrant(name, config, policy, make_spec(config), noise or config.runtime.eval_noise, config.max_delay)
+
+
+def _read_planned(
+    name: str, noise: EvalNoise | None, device: str, base: RunConfig | None, mapping: str | None, opened: ExitStack
+) -> Entrant:
+    """Load a bundle, or connect to a server: one of this project, or with ``mapping`` anybody's."""
+    planner: PolicyRunner | TorchRunner | RemotePlanner
+    simulation = {}
+    if (path := Path(name)).is_dir():
+        onnx = read_bundle(path).layout == "onnx"
+        planner = PolicyRunner(path) if onnx else TorchRunner(path, "cuda" if device.startswith("cuda") else "cpu")
+        simulation = read_simulation(path)
+    else:
+        if mapping is not None:
+            if base is None:
+                raise UserError(f"policies: {name} does not know its task: give task=, or a run as the first policy")
+            content = read_server_mapping(Path(mapping))
+            spec = make_spec(base, content.cameras)
+            connection = opened.enter_context(PolicyConnection(name, read_api_key(None), TIMEOUT_S))
+            return Entrant(name, base, ServerPolicy(connection, content, spec), spec, "zero")
+        planner = opened.enter_context(RemotePlanner(name, read_api_key(None), TIMEOUT_S))
+    bundle = planner.bundle
+    config = resolve(to_mapping(compose_run({"task": bundle.origin.task, "device": device})) | simulation)
+    return Entrant(name, config, PlannedPolicy(planner), bundle.env_spec, noise or bundle.noise, bundle.max_delay)
+
+
+def check_alike(entrants: Sequence[Entrant], base: EnvSpec, where: str) -> None:
+    """Raise UserError, which says what differs, unless all policies fit one spec. where: name of what it is of."""
+    if not base.has_success:
+        raise UserError(f"policies: task {base.task} reports no success, so there is nothing to compare")
+    for entrant in entrants:
+        theirs = entrant.spec
+        if theirs.task != base.task:
+            raise UserError(f"policies: {where} is of task {base.task}, {entrant.name} of {theirs.task}")
+        for part in ("state", "action", "instructions", "control_dt_s"):
+            ours, other = (getattr(spec, part) for spec in (base, theirs))
+            if ours != other:
+                pairs = zip(_parts(ours), _parts(other), strict=False)
+                a, b = next((pair for pair in pairs if pair[0] != pair[1]), (ours, other))
+                differ = f"{where} has {one_line(a)[:200]}, {entrant.name} {one_line(b)[:200]}"
+                raise UserError(f"policies: they differ in {part}: {differ}")
+
+
+def _parts(value: object) -> Sequence[object]:
+    """Return the terms or instructions of a part of a spec."""
+    return getattr(value, "terms", value if isinstance(value, tuple) else (value,))
