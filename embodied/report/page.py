@@ -110,12 +110,13 @@ def bar(shares: Iterable[float]) -> Html:
 
 
 def cards(groups: Sequence[Group]) -> str:
-    """Return four questions, each with an answer for each group."""
+    """Return four questions, each with an answer for each group; without notes if these are many."""
     found: dict[str, str] = {}
     for group in groups:
         label = f'<b style="color:var(--c{group.colour})">{escape(group.label)}</b>' if len(groups) > 1 else ""
         for question, (kind, strong, note) in answers(group).items():
-            text = f'{label}<strong class="{kind}">{escape(strong)}</strong><p class="quiet">{note}</p>'
+            text = f'{label}<strong class="{kind}">{escape(strong)}</strong>'
+            text += f'<p class="quiet">{note}</p>' if len(groups) <= 2 else ""
             found[question] = found.get(question, "") + text
     return grid((f"<div><h3>{question}</h3>{text}</div>" for question, text in found.items()), "cards")
 
