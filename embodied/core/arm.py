@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from embodied.core.spec import ArmSpec
 
 Array = NDArray[np.float64]
+LEVEL = 0.5  # gain with which an arm of few joints turns its tool downwards
 AnyArray = Any
 """An array of numpy or a tensor of torch, float64."""
 
@@ -164,7 +165,8 @@ class ArmLaw:
     """The law of one arm for arrays of a library.
 
     xp: ``numpy`` or ``torch``. array: makes an array of numbers. least_squares: its ``damped_least_squares``. free:
-    ee_delta controls the position of the tool alone, and the posture decides its orientation.
+    ee_delta controls the position of the tool and, with ``rotation``, its turn about its own axis. That axis is
+    vertical as far as position and limits of joints allow it.
     """
 
     def __init__(
@@ -175,8 +177,7 @@ class ArmLaw:
         least_squares: Callable[[AnyArray, AnyArray, AnyArray, float], AnyArray] = damped_least_squares,
         free: bool = False,
     ) -> None:
-        self.arm, self.xp, self.least_squares = arm, xp, least_squares
-        self.controlled = slice(3) if free else slice(6)
+        self.arm, self.xp, self.least_squares, self.free = arm, xp, least_squares, free
         self.low_J1, self.high_J1, self.home_J1 = (
             array([[getattr(joint, name)] for joint in arm.joints]) for name in ("low", "high", "home")
         )
@@ -189,9 +190,31 @@ class ArmLaw:
             delta_JN = move_MN
         else:
             pose, prior_JN = tool(), self.arm.posture_gain * (self.home_J1 - qpos_JN)
-            twist, jacobian = self._twist(move_MN, pose)[self.controlled], pose.jacobian_6JN[self.controlled]
-            delta_JN = self.least_squares(jacobian, twist, prior_JN, self.arm.damping)
+            twist = self._twist(move_MN, pose)
+            if self.free:
+                return self._tilting_targets(twist, qpos_JN, pose, prior_JN)
+            delta_JN = self.least_squares(pose.jacobian_6JN, twist, prior_JN, self.arm.damping)
         return (qpos_JN + delta_JN).clip(self.low_J1, self.high_J1)
+
+    def _tilting_targets(self, twist_6N: AnyArray, qpos_JN: AnyArray, pose: ToolPose, prior_JN: AnyArray) -> AnyArray:
+        """Return joint targets [J, N] that make the tool vertical only where this does not displace it.
+
+        A second solution gives what damping, or joints at their limits, left out of the first.
+        """
+        xp, jacobian, twist = self.xp, pose.jacobian_6JN[:3], twist_6N[:3]
+        turns = pose.jacobian_6JN[3:]
+        prior_JN = prior_JN + LEVEL * (turns[:2] * twist_6N[3:5, None]).sum(0)
+        if self.arm.rotation:
+            spin_JN = -(turns * pose.frame_9N[2::3, None]).sum(0)
+            jacobian, twist = xp.concatenate([jacobian, spin_JN[None]]), xp.concatenate([twist, twist_6N[5:]])
+        wanted_JN = qpos_JN + self.least_squares(jacobian, twist, prior_JN, self.arm.damping)
+        target_JN = wanted_JN.clip(self.low_J1, self.high_J1)
+        stuck_JN = target_JN != wanted_JN
+        rest = twist - (jacobian * xp.where(stuck_JN, target_JN - qpos_JN, 0.0)).sum(1)
+        others = xp.where(stuck_JN, 0.0, jacobian)
+        first_JN = xp.where(stuck_JN.any(0), 0.0, target_JN - qpos_JN)
+        wanted_JN = qpos_JN + self.least_squares(others, rest, first_JN, self.arm.damping)
+        return xp.where(stuck_JN, target_JN, wanted_JN).clip(self.low_J1, self.high_J1)
 
     def finger_step(self, wanted_m: AnyArray, target_m: AnyArray) -> AnyArray:
         """Return the movement of the fingers' target, m. Its rate is limited, so that noise drops no held object."""

@@ -1,7 +1,7 @@
 """Options of our simulators, robots and objects, and the registry of robots."""
 
 from dataclasses import field
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from embodied.core.errors import UserError
 from embodied.core.options import DeviceName, Positive, PositiveInt, config_dataclass
@@ -84,7 +84,7 @@ class ControlConfig:
     rotation: bool = False
     """With ee_delta, add a rotation about the vertical as the action before the gripper."""
     orientation: Literal["vertical", "free"] = "vertical"
-    """free: with ee_delta, actions control the position of the tool alone, for arms of fewer than six joints."""
+    """free: with ee_delta, the tool is vertical as far as its position allows it, for arms of fewer than six joints."""
     from_target: bool = False
     """Add displacements to the last joint targets, not to the measured pose, from which an arm with a weight sinks."""
     damping: float = 0.03
@@ -99,8 +99,23 @@ class ControlConfig:
     def __post_init__(self) -> None:
         if self.rotation and self.mode != "ee_delta":
             raise UserError(f"rotation: got true with mode={self.mode}, allowed with mode=ee_delta only")
-        if self.rotation and self.orientation == "free":
-            raise UserError("rotation: got true with orientation=free, allowed with orientation=vertical only")
+
+
+class Scale(NamedTuple):
+    """Lengths of a robot's tasks as multiples of those of the Panda's."""
+
+    reach: float = 1.0
+    """Of places and ways: how far the robot's workspace reaches."""
+    size: float = 1.0
+    """Of objects: how wide the gripper opens."""
+
+    def of(self, option: str) -> float:
+        """Return the factor of an option by the unit in its name; 1 for one without length or mass."""
+        if option.endswith("_kg"):
+            return self.size**3
+        if option in ("cube_half_m", "base_half_m"):
+            return self.size
+        return self.reach if option.endswith("_m") else 1.0
 
 
 ROBOTS: Registry[Any] = Registry("robot")

@@ -33,7 +33,7 @@ from embodied.envs.mujoco.engine import Weights, stop_timers, take_gravity
 from embodied.envs.mujoco.randomization.non_model import NonModelRandomization, prepare
 from embodied.envs.mujoco.randomization.randomizer import Fields, Randomizer
 from embodied.envs.mujoco.view import View
-from embodied.envs.mujoco.viewer import FRONT, Viewer, quick_viewer
+from embodied.envs.mujoco.viewer import FRONT, Viewer, front, quick_viewer
 from embodied.envs.rendering.cameras import Camera
 from embodied.envs.rendering.vision import CameraRig, find_cameras
 from embodied.envs.tasks.base import Task, task_spec
@@ -203,7 +203,7 @@ class MujocoPool(EpisodicEnv):
 
     def film(self, width: int, height: int) -> Callable[[], NDArray[np.uint8]]:
         """Return a function that renders every env from the front, uint8 [N, height, width, 3]."""
-        return Viewer(self.task, self.batch, replace(FRONT, width=width, height=height)).render
+        return Viewer(self.task, self.batch, front(self.task, width, height)).render
 
     def film_quickly(self, width: int, height: int, camera: Camera = FRONT) -> Callable[[], NDArray[np.uint8]]:
         """Return a function like that of ``film``: a hundred times as fast, without shadows (``quick_viewer``)."""

@@ -13,10 +13,11 @@ from pydantic import Field
 import embodied
 from embodied.core.errors import UserError, one_line, unknown_name
 from embodied.core.options import NonNegative, Positive, config_dataclass, from_mapping
-from embodied.envs.mujoco.config import ROBOTS, ControlConfig
+from embodied.envs.mujoco.config import ROBOTS, ControlConfig, Scale
 
 FOLDER = Path(embodied.__file__).parent / "configs" / "robot"
 Vector = tuple[float, float, float]
+PANDA_OPENING_M = 0.08
 
 
 @config_dataclass
@@ -49,6 +50,8 @@ class Gripper:
     """Command that closes it, beyond contact so that it squeezes."""
     bodies: tuple[str, str]
     """The two bodies that touch a held object; one of them may not move."""
+    opening_m: Positive | None = None
+    """Gap between the bodies at ``open``; null: twice ``open``, as of two fingers that slide."""
 
     def __post_init__(self) -> None:
         if self.open <= self.closed:
@@ -87,6 +90,8 @@ class RobotFile:
     """Body of the robot, where the MJCF is a whole scene: all beside it is left out."""
     without: tuple[str, ...] = ()
     """Bodies that are left out."""
+    reach_m: Positive | None = None
+    """How far from the base tasks may be; null: to the far edge of the workspace."""
     base_m: Vector = (0.0, 0.0, 0.0)
     """Position of the MJCF's origin; the table's surface is at z = 0."""
     servos: dict[str, Servo] = field(default_factory=dict)
@@ -146,6 +151,16 @@ def mjcf_path(path: Path, robot: RobotFile) -> Path:
         known = [str(x.relative_to(folder)) for x in mjcf.parent.glob("*.xml")] if mjcf.parent.is_dir() else []
         raise unknown_name(f"mjcf of robot {path.name}", inside, known)
     return mjcf
+
+
+def robot_scale(name: str) -> Scale:
+    """Return how the lengths of a robot's tasks follow from its workspace and its gripper; 1 for robots of a class."""
+    if (path := robot_path(name)) is None:
+        return Scale()
+    file, panda = read_robot(path), ControlConfig()
+    reach_m = file.reach_m or file.control.get("workspace_high_m", panda.workspace_high_m)[0]
+    opening_m = file.gripper.opening_m or 2 * file.gripper.open
+    return Scale(reach_m / panda.workspace_high_m[0], opening_m / PANDA_OPENING_M)
 
 
 def control_options(robot: str, control: Mapping[str, Any]) -> Any:

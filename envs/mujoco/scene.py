@@ -5,6 +5,7 @@ assets/franka/panda.xml). Metres, kilograms, radians; z up, robot base at the or
 """
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import mujoco
 
@@ -36,10 +37,17 @@ def on_table(robot: Robot) -> mujoco.MjSpec:
     return spec
 
 
+def add_body(spec: mujoco.MjSpec, name: str, **options: Any) -> Any:
+    """Add a body to the world. One of the robot with the same name becomes ``robot_<name>``."""
+    if (of_robot := spec.body(name)) is not None:
+        of_robot.name = f"robot_{name}"
+    return spec.worldbody.add_body(name=name, **options)
+
+
 def add_object(spec: mujoco.MjSpec, name: str, shape: Shape, mass_kg: float, rgba: Rgba) -> None:
     """Add a free body of one geom, both called ``name``."""
     geom, condim = KINDS[shape.kind]
-    body = spec.worldbody.add_body(name=name, pos=[0.5, 0, shape.half_height_m])
+    body = add_body(spec, name, pos=[0.5, 0, shape.half_height_m])
     body.add_freejoint(name=name)
     body.add_geom(
         name=name, type=geom, size=[*shape.size_m, 0, 0][:3], mass=mass_kg, rgba=rgba, condim=condim,
@@ -83,10 +91,15 @@ def add_cube(spec: mujoco.MjSpec, name: str, half_size_m: float, mass_kg: float,
     add_object_sensors(spec, name)
 
 
-def add_tray(spec: mujoco.MjSpec, name: str, inner_half_m: float, wall_height_m: float, rgba: Rgba) -> None:
-    """Add a square walled tray on a mocap body: its pose is part of an env's state, and physics does not move it."""
-    thick, half, up = 0.004, inner_half_m, wall_height_m / 2
-    body = spec.worldbody.add_body(name=name, pos=[0.5, 0.2, 0], mocap=True)
+def add_tray(
+    spec: mujoco.MjSpec, name: str, inner_half_m: float, wall_height_m: float, rgba: Rgba, thick: float = 0.004
+) -> None:
+    """Add a square walled tray on a mocap body: its pose is part of an env's state, and physics does not move it.
+
+    thick: half the thickness of walls and floor, m.
+    """
+    half, up = inner_half_m, wall_height_m / 2
+    body = add_body(spec, name, pos=[0.5, 0.2, 0], mocap=True)
     outer, middle = half + 2 * thick, half + thick
     for pos, size in (
         ((0, 0, thick / 2), (outer, outer, thick / 2)),
@@ -100,13 +113,13 @@ def add_tray(spec: mujoco.MjSpec, name: str, inner_half_m: float, wall_height_m:
 
 def add_post(spec: mujoco.MjSpec, name: str, radius_m: float, height_m: float, rgba: Rgba) -> None:
     """Add an upright cylinder without contacts on a mocap body, which stands on the table."""
-    body = spec.worldbody.add_body(name=name, pos=[0.5, 0, 0], mocap=True)
+    body = add_body(spec, name, pos=[0.5, 0, 0], mocap=True)
     size, pos = [radius_m, height_m / 2, 0], [0, 0, height_m / 2]
     body.add_geom(name=name, type=mujoco.mjtGeom.mjGEOM_CYLINDER, size=size, pos=pos, rgba=rgba, **MARKER)
 
 
 def add_goal(spec: mujoco.MjSpec, name: str, radius_m: float) -> None:
     """Add a green sphere without contacts on a mocap body, to mark a goal."""
-    body = spec.worldbody.add_body(name=name, pos=[0.5, 0, 0.2], mocap=True)
+    body = add_body(spec, name, pos=[0.5, 0, 0.2], mocap=True)
     rgba = (0.2, 0.8, 0.3, 0.6)
     body.add_geom(name=name, type=mujoco.mjtGeom.mjGEOM_SPHERE, size=[radius_m, 0, 0], rgba=rgba, **MARKER)

@@ -40,7 +40,7 @@ class View:
         self.model = self.batch.model
         self.qpos, self.qvel = live(batch.bind("qpos")), live(batch.bind("qvel"))
         self.mocap_pos, self.sensors = live(batch.bind("mocap_pos")), live(batch.bind("sensordata"))
-        self.tcp_pos, self.tcp_mat = arm.tcp_pos, arm.tcp_mat
+        self.tcp_pos, self.tcp_mat, self.scale = arm.tcp_pos, arm.tcp_mat, arm.scale
         self.sizes: Mapping[str, Tensor] = {}  # factor of the size of objects, [N], of those that vary
         self.derived: dict[tuple[str, str], Tensor] = {}  # results of ``per_state`` by (method, object)
         self._constants: dict[tuple[float, ...], Tensor] = {}
@@ -51,11 +51,6 @@ class View:
             self._qpos[name], self._qvel[name] = self.qpos[:, at : at + 7], self.qvel[:, dof : dof + 6]
         self._sensor_ids = {self.model.sensor(i).name: i for i in range(self.model.nsensor)}
         self._sensor_adr = [*self.model.sensor_adr.tolist(), self.model.nsensordata]
-
-    @property
-    def finger_target(self) -> Tensor:
-        """Position that the gripper is commanded to, [N, 1]."""
-        return self.arm.finger_targets[:, :1]
 
     def tensor(self, numbers: ArrayLike) -> Tensor:
         """Return numbers, such as random ones, with the type and on the device of the view's tensors."""
@@ -95,7 +90,7 @@ class View:
     @per_state
     def between(self, name: str) -> Tensor:
         """Return whether the centre of the cube ``name`` is between the fingers, open or closed, bool [N]."""
-        return (self.body_qpos(name)[:, :3] - self.tcp_pos).abs().amax(dim=-1) < BETWEEN_M
+        return (self.body_qpos(name)[:, :3] - self.tcp_pos).abs().amax(dim=-1) < BETWEEN_M * self.scale.size
 
     @per_state
     def grasped(self, name: str) -> Tensor:
@@ -104,6 +99,12 @@ class View:
         Contacts alone are not enough: closed fingers that rest on top of a cube both touch it.
         """
         return (self.sensor(f"left_finger_{name}", 2) > 0).all(dim=-1) & self.between(name)
+
+    def turn_to(self, name: str) -> Tensor:
+        """Return the yaw that aligns the fingers with the nearest faces of the cube ``name``, rad [N]."""
+        x, y = self.sensor(f"{name}_x_axis")[:, :2].unbind(-1)
+        turn = torch.atan2(y, x) - torch.atan2(self.tcp_mat[:, 3], self.tcp_mat[:, 0])
+        return turn - (turn / (torch.pi / 2)).round() * (torch.pi / 2)
 
     @per_state
     def touched(self, name: str) -> Tensor:

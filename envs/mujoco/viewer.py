@@ -1,6 +1,7 @@
 """Images of a pool's simulations for people: videos and ``render()``."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 from mujoco.batch import Batch
@@ -12,7 +13,15 @@ from embodied.envs.rendering.vision import CameraRig
 from embodied.envs.tasks.base import Task
 
 SOLVED = np.array([46, 160, 67], np.uint8)  # colour of the border of solved envs
-FRONT = Camera("front", width=640, height=480, fovy_deg=36.0, pos=(1.75, -1.1, 0.85), lookat=(0.3, 0.0, 0.22))
+POS_M, LOOKAT_M = (1.75, -1.1, 0.85), (0.3, 0.0, 0.22)
+FRONT = Camera("front", width=640, height=480, fovy_deg=36.0, pos=POS_M, lookat=LOOKAT_M)
+
+
+def front(task: Task, width: int, height: int) -> Camera:
+    """Return the camera ``FRONT``, as near as the task's robot is small."""
+    reach, ((x, y, z), (at_x, at_y, at_z)) = task.scale.reach, (POS_M, LOOKAT_M)
+    pos, lookat = (reach * x, reach * y, reach * z), (reach * at_x, reach * at_y, reach * at_z)
+    return replace(FRONT, width=width, height=height, pos=pos, lookat=lookat)
 
 
 class Viewer:

@@ -6,9 +6,11 @@ view's tensors: numbers of a task's own become tensors by ``View.tensor`` or tak
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from itertools import product
 
 import mujoco
+import numpy as np
 import torch
 from torch import Tensor
 from torch.linalg import vector_norm
@@ -24,6 +26,8 @@ from embodied.envs.mujoco.scene import on_table
 from embodied.envs.mujoco.view import View
 from embodied.envs.rendering.cameras import Camera
 from embodied.envs.tasks.config import TaskConfig
+
+OUT_OF_REACH = 0.02  # m of the Panda, by which a corner of an area may be missed
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +66,26 @@ class Task:
     def __init__(self, config: TaskConfig) -> None:
         self.config = config
         self.robot: Robot = build_robot(config.robot, config.control)
+        self.scale = self.robot.scale
         if config.held_starts > 0 and not self.stages:
             raise UserError(f"held_starts: {self.name} has no object to hold, allowed: 0")
+        self._check_reach()
+
+    def _check_reach(self) -> None:
+        """Raise UserError if the tool cannot be brought to a corner of an area of the options."""
+        table_m, corners = self.robot.workspace_m[0][2], []
+        names = [option.name for option in fields(self.config) if option.name.endswith("_low_m")]
+        for low in names:
+            area = zip(getattr(self.config, low), getattr(self.config, low.replace("low", "high")), strict=True)
+            corners += [(low, (*corner, table_m)[:3]) for corner in product(*area)]
+        if not corners:
+            return
+        _, miss_n = self.robot.reach_for(np.array([corner for _, corner in corners]))
+        (low, corner), miss_m = corners[miss_n.argmax()], miss_n.max()
+        if miss_m > OUT_OF_REACH * self.scale.reach:
+            at = ", ".join(f"{x:.3g}" for x in corner)
+            reason = f"({at}) m is {miss_m:.3f} m out of reach of the robot {self.robot.name}"
+            raise UserError(f"{low}, {low.replace('low', 'high')}: the corner {reason}")
 
     # -- description, known before the simulation ----------------------------------------------------------------------
 
@@ -149,10 +171,11 @@ class Task:
         assert name is not None
         half_yaw = torch.atan2(view.tcp_mat[ids, 3], view.tcp_mat[ids, 0]) / 2
         pose = view.qpos.new_zeros(len(ids), 7)
-        pose[:, :3], pose[:, 3], pose[:, 6] = view.tcp_pos[ids], half_yaw.cos(), half_yaw.sin()
-        view.body_qpos(name)[ids] = pose
         half_width_n = view.tensor(self.half_width_m).expand(len(view.qpos))[ids] * view.size_factor(name, ids)
-        view.arm.hold(ids, half_width_n)
+        middle_n3 = view.arm.hold(ids, half_width_n)
+        middle_n3 = (view.tcp_mat[ids].reshape(-1, 3, 3) * middle_n3.unsqueeze(1)).sum(-1)
+        pose[:, :3], pose[:, 3], pose[:, 6] = view.tcp_pos[ids] + middle_n3, half_yaw.cos(), half_yaw.sin()
+        view.body_qpos(name)[ids] = pose
 
     # -- labels of images, for grounding -------------------------------------------------------------------------------
 

@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.linalg import vector_norm
 from torch.nn.functional import pad
 
+from embodied.core.errors import UserError
 from embodied.core.spec import Difference, Term
 from embodied.envs.episodes.seeding import EpisodeRng
 from embodied.envs.mujoco.scene import RED, add_cube, add_goal
@@ -68,6 +69,13 @@ class CubeTask(ObjectTask):
     config: CubeConfig
     objects: tuple[str, ...] = ("cube",)
 
+    def __init__(self, config: CubeConfig) -> None:
+        super().__init__(config)
+        low_m, high_m = self.robot.gap_m
+        if self.held_object and not low_m < 2 * config.cube_half_m < high_m:
+            allowed = f"{max(low_m, 0) / 2:.3g} to {high_m / 2:.3g}, which the gripper of {self.robot.name} closes on"
+            raise UserError(f"cube_half_m: got {config.cube_half_m:g}, allowed: {allowed}")
+
     def build_scene(self, spec: mujoco.MjSpec) -> None:
         add_cube(spec, "cube", self.config.cube_half_m, self.config.cube_mass_kg, RED)
 
@@ -125,8 +133,8 @@ class Placing(ObjectTask):
         horizontal = distance(self.object[:, :2], self.tray[:, :2])
         vertical = torch.where(above, 0.0, self.object[:, 2] - config.carry_m)
         to_tray = torch.hypot(horizontal, vertical)
-        across = 0.5 * progress(to_tray, 0.6) + 0.5 * near(to_tray, 0.1)
-        low = progress(self.object[:, 2] - self.half_height_m, 0.15)
+        across = 0.5 * progress(to_tray, 0.6 * self.scale.reach) + 0.5 * near(to_tray, 0.1 * self.scale.reach)
+        low = progress(self.object[:, 2] - self.half_height_m, 0.15 * self.scale.reach)
         return {
             "reach": 0.1 * torch.where(inside, 1.0, reach_reward(self.view, name)),
             "grasp": 0.1 * torch.where(inside, 1.0, grasp_reward(self.view, name)),
@@ -142,17 +150,17 @@ class Placing(ObjectTask):
         return self._inside() & resting & ~self.view.touched(self.objects[0])
 
     def expert(self) -> Tensor:
-        config = self.config
+        carry_m, reach = self.config.carry_m, self.scale.reach
         target, gripper = grasp_move(self.view, self.objects[0])
         grasped, above, tcp = self.view.grasped(self.objects[0]), self._above(), self.view.tcp_pos
-        over_tray = self.tray + torch.tensor([0, 0, config.carry_m + 0.02], device=self.tray.device)
-        ready = (self.object[:, 2] > config.carry_m - 0.02) | above
+        over_tray = self.tray + torch.tensor([0, 0, carry_m + 0.02 * reach], device=self.tray.device)
+        ready = (self.object[:, 2] > carry_m - 0.02 * reach) | above
         way = torch.where(ready.unsqueeze(-1), over_tray, torch.cat([self.object[:, :2], over_tray[:, 2:]], -1))
         target = torch.where(grasped.unsqueeze(-1), tcp + way - self.object, target)
-        let_go = (distance(self.object[:, :2], self.tray[:, :2]) < 0.03) & above | self._inside()
-        retreat = torch.cat([tcp[:, :2], torch.full_like(tcp[:, 2:], 0.2)], dim=-1)
+        let_go = (distance(self.object[:, :2], self.tray[:, :2]) < 0.03 * reach) & above | self._inside()
+        retreat = torch.cat([tcp[:, :2], torch.full_like(tcp[:, 2:], 0.2 * reach)], dim=-1)
         target = torch.where(let_go.unsqueeze(-1), retreat, target)
-        return move_towards(self.view, target, torch.where(let_go, 1.0, gripper))
+        return move_towards(self.view, target, torch.where(let_go, 1.0, gripper), around=self.objects[0])
 
 
 def draw(view: View, rng: EpisodeRng, stream: str, low_m: Sequence[float], high_m: Sequence[float]) -> Tensor:
@@ -165,13 +173,12 @@ def firmly_grasped(view: View, name: str) -> Tensor:
 
     A cube above the table counts as soon as it is grasped.
     """
-    squeezed = (view.finger_target < 0.0).squeeze(-1) & (view.arm.finger_qvel.abs().amax(dim=-1) < 0.005)
-    return view.grasped(name) & (squeezed | (view.body_qpos(name)[:, 2] > 0.024))
+    return view.grasped(name) & (view.arm.squeezing() | (view.body_qpos(name)[:, 2] > 0.024 * view.scale.size))
 
 
 def reach_reward(view: View, name: str) -> Tensor:
     """Return a reward in [0, 1] for a tool centre point near the cube, [N]."""
-    return near(distance(view.body_qpos(name)[:, :3], view.tcp_pos), 0.15)
+    return near(distance(view.body_qpos(name)[:, :3], view.tcp_pos), 0.15 * view.scale.reach)
 
 
 def grasp_reward(view: View, name: str) -> Tensor:
@@ -179,28 +186,31 @@ def grasp_reward(view: View, name: str) -> Tensor:
     return 0.5 * view.between(name) * (1 - view.arm.opening()) + 0.5 * view.grasped(name)
 
 
-def move_towards(view: View, target: Tensor, gripper: Tensor, limit: Tensor | float = 1.0) -> Tensor:
+def move_towards(
+    view: View, target: Tensor, gripper: Tensor, limit: Tensor | float = 1.0, around: str | None = None
+) -> Tensor:
     """Return the action [N, A] that moves the tool centre point towards target [N, 3], with gripper command [N].
 
-    limit: greatest arm action, [N] or a number; a held object slips when it is moved fast. UserError if the robot's
-    actions are not displacements of the tool.
+    limit: greatest arm action, [N] or a number; a held object slips when it is moved fast. around: a cube that the
+    fingers turn to until they have grasped it. UserError if the robot's actions are not displacements of the tool.
     """
     displacement = (target - view.tcp_pos) * 2.0  # the arm covers only part of a displacement in one control step
-    return view.arm.move_tool(displacement, gripper, view.tensor(limit).reshape(-1, 1))
+    turn = torch.zeros_like(gripper) if around is None else view.turn_to(around) * ~view.grasped(around)
+    return view.arm.move_tool(displacement, turn * 2.0, gripper, view.tensor(limit).reshape(-1, 1))
 
 
 def grasp_move(view: View, name: str) -> tuple[Tensor, Tensor]:
     """Return target [N, 3] and gripper command [N] of an expert that grasps the cube.
 
-    Hover 8 cm above the cube, descend when aligned, close when it is between the fingers and stay closed.
+    Hover above the cube, descend when aligned, close when it is between the fingers and stay closed.
     """
-    cube = view.body_qpos(name)[:, :3]
+    cube, size = view.body_qpos(name)[:, :3], view.scale.size
     offset = cube - view.tcp_pos
     beside_m = distance(cube[:, :2], view.tcp_pos[:, :2])
-    aligned = beside_m < 0.012
-    around = aligned & (offset[:, 2].abs() < 0.012)
+    aligned = beside_m < 0.012 * size
+    around = aligned & (offset[:, 2].abs() < 0.012 * size)
     target = cube.clone()
-    target[:, 2] += torch.where((beside_m < 0.02) & (offset[:, 2] > -0.03) | aligned, 0.0, 0.08)
+    target[:, 2] += torch.where((beside_m < 0.02 * size) & (offset[:, 2] > -0.03 * size) | aligned, 0.0, 0.08 * size)
     return target, torch.where(around | view.grasped(name), -1.0, 1.0)
 
 

@@ -1,34 +1,26 @@
 """Options of the tasks, and of what several tasks share."""
 
-import string
-from collections import Counter
-from collections.abc import Mapping
-from dataclasses import asdict, field
-from functools import cached_property
-from itertools import product
-from pathlib import Path
-from typing import Annotated, Any
+from dataclasses import asdict, field, fields
+from typing import Any, cast
 
-import yaml
-from pydantic import Field
+from embodied.core.errors import UserError
+from embodied.core.options import Fraction, Positive, PositiveInt, config_dataclass
+from embodied.envs.mujoco.config import Scale
+from embodied.envs.mujoco.robot_file import FOLDER, control_options, robot_path, robot_scale
+from embodied.envs.tasks.words import Words as Words
+from embodied.envs.tasks.words import default_words
 
-import embodied
-from embodied.core.errors import UserError, unknown_name
-from embodied.core.options import Fraction, Positive, PositiveInt, config_dataclass, from_mapping
-from embodied.core.spec import TRAIN, Instruction
-from embodied.envs.mujoco.config import Shape
-from embodied.envs.mujoco.robot_file import FOLDER, control_options, robot_path
-
-CONFIG_FILE = Path(embodied.__file__).parent / "configs" / "task" / "tabletop.yaml"
-HELD_OUT = "held_out"
-PLACEHOLDERS = ("color", "shape", "tray")
 SLOTS = ("target", "distractor_1", "distractor_2")
 GRASP_M = 0.03  # greatest half width between fingers that open to 0.04 m on each side
 
 
 @config_dataclass
 class TaskConfig:
-    """Options that every task has."""
+    """Options that every task has.
+
+    Default lengths are for the Panda. Those of another robot are multiples of them: with names that end in ``_half_m``,
+    of cubes, by the opening of its gripper, masses by the cube of that, all others by the reach of its workspace.
+    """
 
     robot: str = "panda"
     """Name of the robot, or the path of its YAML file."""
@@ -51,6 +43,12 @@ class TaskConfig:
             object.__setattr__(self, "robot", str(path))  # evaluations may run in another directory
         control = control_options(self.robot, self.control)
         object.__setattr__(self, "control", asdict(control))  # defaults included
+        scale = robot_scale(self.robot)
+        for option in fields(self):
+            value, default, factor = getattr(self, option.name), cast(Any, option.default), scale.of(option.name)
+            if factor != 1 and value is default:  # a user's numbers are other objects
+                scaled = tuple(factor * x for x in value) if isinstance(value, tuple) else factor * value
+                object.__setattr__(self, option.name, scaled)
 
     def substeps(self, timestep_s: float) -> int:
         """Return the number of physics steps in a control step; UserError unless it is whole."""
@@ -190,72 +188,6 @@ class StackConfig(CubeConfig):
 
 
 @config_dataclass
-class Words:
-    """Vocabulary of a task. Every colour x shape x tray is a goal, and every template is a text for each goal.
-
-    UserError for unknown words, and for templates that give two instructions the same text.
-    """
-
-    shapes: Annotated[dict[str, Shape], Field(min_length=2)]
-    """Shapes by name."""
-    colors: Annotated[dict[str, tuple[Fraction, Fraction, Fraction]], Field(min_length=2)]
-    """Red, green and blue, 0 to 1, of the colours by name."""
-    trays: Annotated[dict[str, tuple[float, float]], Field(min_length=2)]
-    """x and y of the trays' centres, m, by name."""
-    templates: Annotated[tuple[str, ...], Field(min_length=1)]
-    """Texts with {color}, {shape} and {tray}."""
-    held_out: tuple[tuple[str, str, str], ...] = ()
-    """(colour, shape, tray) of the goals that are not trained on."""
-
-    def __post_init__(self) -> None:
-        for i, template in enumerate(self.templates):
-            try:
-                used = {name for _, name, _, _ in string.Formatter().parse(template) if name is not None}
-            except ValueError as error:
-                raise UserError(f"templates[{i}]: cannot read {template!r}: {error}") from error
-            for name in sorted(used - set(PLACEHOLDERS)):
-                raise unknown_name(f"placeholder in templates[{i}]", name, PLACEHOLDERS)
-            if missing := [f"{{{name}}}" for name in PLACEHOLDERS if name not in used]:
-                raise UserError(f"templates[{i}]: {template!r} lacks {', '.join(missing)}")
-        for text, count in Counter(instruction.text for instruction in self.instructions).items():
-            if count > 1:
-                raise UserError(f"templates: '{text}' is said twice; every text must be there once")
-        known = {"color": list(self.colors), "shape": list(self.shapes), "tray": list(self.trays)}
-        for i, goal in enumerate(self.held_out):
-            for kind, word in zip(PLACEHOLDERS, goal, strict=True):
-                if word not in known[kind]:
-                    raise unknown_name(f"{kind} in held_out[{i}]", word, known[kind])
-        if len(set(self.held_out)) < len(self.held_out):
-            raise UserError("held_out names a goal twice")
-        if len(self.held_out) == len(self.goals):
-            raise UserError("held_out names every goal: nothing is left to train on")
-
-    @cached_property
-    def goals(self) -> tuple[tuple[str, str, str], ...]:
-        """(colour, shape, tray) of every goal; instruction i has goal i // len(templates)."""
-        return tuple(product(self.colors, self.shapes, self.trays))
-
-    @cached_property
-    def instructions(self) -> tuple[Instruction, ...]:
-        """Instructions in the order of goals, and for each goal in the order of templates."""
-        return tuple(
-            Instruction(
-                template.format(color=color, shape=shape, tray=tray),
-                goal=f"{color} {shape} -> {tray} tray",
-                split=HELD_OUT if (color, shape, tray) in self.held_out else TRAIN,
-            )
-            for color, shape, tray in self.goals
-            for template in self.templates
-        )
-
-
-def default_words() -> Words:
-    """Return the words of configs/task/tabletop.yaml."""
-    data: Mapping[str, object] = yaml.safe_load(CONFIG_FILE.read_text(encoding="utf-8"))["words"]
-    return from_mapping(Words, data, "words")
-
-
-@config_dataclass
 class TabletopConfig(PlacingConfig):
     """Options of Tabletop."""
 
@@ -282,6 +214,9 @@ class TabletopConfig(PlacingConfig):
     """End an episode as a failure when a target that is taller than wide has been tipped over outside its tray."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
+        if (scale := robot_scale(self.robot)) != Scale() and self.words == default_words():
+            object.__setattr__(self, "words", self.words.scaled(scale))
         if len(self.cells_x_m) * len(self.cells_y_m) < len(SLOTS):
             raise UserError(f"cells_x_m, cells_y_m: got too few cells, needed: {len(SLOTS)}, one per object")
         for name, shape in self.words.shapes.items():

@@ -34,7 +34,7 @@ class Detour(GoalTask):
     config: DetourConfig
 
     def build_scene(self, spec: mujoco.MjSpec) -> None:
-        add_post(spec, "post", self.config.keep_out_m / 2, 0.25, RED)
+        add_post(spec, "post", self.config.keep_out_m / 2, 0.25 * self.scale.reach, RED)
         super().build_scene(spec)
 
     def bind(self, view: View) -> None:
@@ -78,7 +78,7 @@ class Detour(GoalTask):
     def _way(self) -> Tensor:
         """Return the length of the shorter way to the goal, m [N]."""
         tcp, goal = self.view.tcp_pos, self.goal
-        aside = self.config.keep_out_m + CLEARANCE_M
+        aside = self.config.keep_out_m + CLEARANCE_M * self.scale.reach
         beside = self._point(0.0, aside), self._point(0.0, -aside)
         around = [distance(point, tcp) + distance(goal, point) for point in beside]
         return torch.where(self._from_post()[0] > 0, distance(goal, tcp), torch.minimum(*around))
@@ -86,8 +86,8 @@ class Detour(GoalTask):
     def rewards(self, success: Tensor) -> dict[str, Tensor]:
         way = self._way()
         return {
-            "way": 0.3 * torch.where(success, 1.0, progress(way, 0.6)),
-            "near": 0.2 * torch.where(success, 1.0, near(way, 0.1)),
+            "way": 0.3 * torch.where(success, 1.0, progress(way, 0.6 * self.scale.reach)),
+            "near": 0.2 * torch.where(success, 1.0, near(way, 0.1 * self.scale.reach)),
             "at_goal": 0.5 * success,
         }
 
@@ -100,21 +100,22 @@ class Detour(GoalTask):
     def outcomes(self) -> dict[str, Tensor]:
         """Return whether the tool is beside the post, outside of the forbidden column, on its left and on its right."""
         forward, left = self._from_post()
-        beside, keep_out = forward.abs() < BESIDE_M, self.config.keep_out_m
+        beside, keep_out = forward.abs() < BESIDE_M * self.scale.reach, self.config.keep_out_m
         return {LEFT: beside & (left > keep_out), RIGHT: beside & (left < -keep_out)}
 
     def expert(self) -> Tensor:
         """Go to the front of the post, aside, past it, and to the goal: on the side of the episode."""
-        keep_out, (forward, left) = self.config.keep_out_m, self._from_post()
+        keep_out, (forward, left), reach = self.config.keep_out_m, self._from_post(), self.scale.reach
         # an arm that a disturbance took past the other side goes on there
         side = torch.where((left.abs() > keep_out) & (forward > -keep_out), left.sign(), self.side)
-        aside = side * (keep_out + CLEARANCE_M)
-        at_front = (left * side > -0.01) & (forward > -keep_out - 0.07) | (left * side > 0.03)
-        at_side = left * side > keep_out + 0.01
-        front, corner = self._point(-keep_out - 0.05, 0.0), self._point(-keep_out - 0.05, aside)
-        target = torch.where(at_side.unsqueeze(-1), self._point(0.03, aside), corner)
+        aside = side * (keep_out + CLEARANCE_M * reach)
+        at_front = (left * side > -0.01 * reach) & (forward > -keep_out - 0.07 * reach) | (left * side > 0.03 * reach)
+        at_side = left * side > keep_out + 0.01 * reach
+        behind = -keep_out - 0.05 * reach
+        front, corner = self._point(behind, 0.0), self._point(behind, aside)
+        target = torch.where(at_side.unsqueeze(-1), self._point(0.03 * reach, aside), corner)
         target = torch.where(at_front.unsqueeze(-1), target, front)
-        target = torch.where((forward > 0.01).unsqueeze(-1), self.goal, target)
+        target = torch.where((forward > 0.01 * reach).unsqueeze(-1), self.goal, target)
         return move_towards(self.view, target, gripper=torch.ones_like(target[:, 0]), limit=0.5)
 
     def state_dict(self) -> dict[str, Tensor]:

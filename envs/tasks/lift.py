@@ -27,12 +27,13 @@ class Lift(common.GoalTask, common.CubeTask):
 
     def rewards(self, success: Tensor) -> dict[str, Tensor]:
         grasped, to_goal = self.view.grasped("cube"), distance(self.goal, self.cube)
-        height = ((self.cube[:, 2] - self.config.cube_half_m) / 0.08).clamp(0, 1)
+        reach = self.scale.reach
+        height = ((self.cube[:, 2] - self.config.cube_half_m) / (0.08 * reach)).clamp(0, 1)
         return {
             "reach": 0.1 * common.reach_reward(self.view, "cube"),
             "grasp": 0.1 * common.grasp_reward(self.view, "cube"),
             "lift": 0.15 * grasped * height,
-            "carry": 0.35 * grasped * (0.5 * progress(to_goal, 0.4) + 0.5 * near(to_goal, 0.06)),
+            "carry": 0.35 * grasped * (0.5 * progress(to_goal, 0.4 * reach) + 0.5 * near(to_goal, 0.06 * reach)),
             "at_goal": 0.3 * success,
         }
 
@@ -42,7 +43,9 @@ class Lift(common.GoalTask, common.CubeTask):
     def expert(self) -> Tensor:
         target, gripper = common.grasp_move(self.view, "cube")
         carried = common.firmly_grasped(self.view, "cube")
-        low = self.cube[:, 2:] < 0.05  # straight up first: a cube that drags along the table turns in the hand
+        # straight up first: a cube that drags along the table turns in the hand
+        low = self.cube[:, 2:] < 0.05 * self.scale.reach
         way = torch.cat([torch.where(low, 0.0, (self.goal - self.cube)[:, :2]), (self.goal - self.cube)[:, 2:]], dim=-1)
         target = torch.where(carried.unsqueeze(-1), self.view.tcp_pos + way, target)
-        return common.move_towards(self.view, target, gripper, limit=torch.where(carried, 0.5, 1.0))
+        limit = torch.where(carried, 0.5, 1.0)
+        return common.move_towards(self.view, target, gripper, limit, around="cube")

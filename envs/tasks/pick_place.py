@@ -23,7 +23,7 @@ class PickPlace(Placing, CubeTask):
 
     def build_scene(self, spec: mujoco.MjSpec) -> None:
         super().build_scene(spec)
-        add_tray(spec, "tray", self.config.tray_half_m, self.config.wall_m, BLUE)
+        add_tray(spec, "tray", self.config.tray_half_m, self.config.wall_m, BLUE, 0.004 * self.scale.reach)
 
     def bind(self, view: View) -> None:
         super().bind(view)

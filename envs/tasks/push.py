@@ -32,35 +32,37 @@ class Push(GoalTask, CubeTask):
         return (self.goal - self.cube)[:, :2] / self._goal_distance().unsqueeze(-1).clamp(min=1e-6)
 
     def rewards(self, success: Tensor) -> dict[str, Tensor]:
-        back = self.cube[:, :2] - self._direction() * (self.config.cube_half_m + 0.025)
-        behind = torch.cat([back, torch.full_like(self.cube[:, 2:], 0.02)], dim=-1)  # from there it can push straight
-        near_behind, to_goal = near(distance(behind, self.view.tcp_pos), 0.15), self._goal_distance()
+        reach, size = self.scale
+        back = self.cube[:, :2] - self._direction() * (self.config.cube_half_m + 0.025 * size)
+        # from there it can push straight
+        behind = torch.cat([back, torch.full_like(self.cube[:, 2:], 0.02 * size)], dim=-1)
+        near_behind, to_goal = near(distance(behind, self.view.arm.tip()), 0.15 * reach), self._goal_distance()
         return {
             "behind": 0.2 * torch.where(success, 1.0, near_behind),
-            "push": 0.5 * (0.5 * near(to_goal, 0.15) + 0.5 * near(to_goal, 0.04)),
+            "push": 0.5 * (0.5 * near(to_goal, 0.15 * reach) + 0.5 * near(to_goal, 0.04 * reach)),
             "at_goal": 0.3 * success,
         }
 
     def success(self) -> Tensor:
-        on_table = (self.cube[:, 2] - self.config.cube_half_m).abs() < 0.01
+        on_table = (self.cube[:, 2] - self.config.cube_half_m).abs() < 0.01 * self.scale.size
         return (self._goal_distance() < self.config.success_m) & on_table
 
     def expert(self) -> Tensor:
-        tcp, cube, direction = self.view.tcp_pos, self.cube, self._direction()
+        tcp, cube, direction, (reach, size) = self.view.arm.tip(), self.cube, self._direction(), self.scale
         to_goal = self._goal_distance().unsqueeze(-1)
         offset = (tcp - cube)[:, :2]
         along = (offset * direction).sum(-1, keepdim=True)
         across = offset - along * direction
-        start = cube[:, :2] - direction * 0.06
-        low, high = tcp[:, 2:] < 0.03, tcp[:, 2:] > 0.08
+        start = cube[:, :2] - direction * 0.06 * size
+        low, high = tcp[:, 2:] < 0.03 * size, tcp[:, 2:] > 0.08 * size
         error = across.norm(dim=-1, keepdim=True)
-        behind = (along < -0.025) & (error < 0.05)
-        over_start = (tcp[:, :2] - start).norm(dim=-1, keepdim=True) < 0.02
-        aligned = (1 - error / 0.02).clamp(min=0)  # otherwise back off and align first
-        advance = aligned * (to_goal / 2).clamp(max=0.016) + (1 - aligned) * (-0.06 - along)
-        push = tcp[:, :2] - across + direction * advance
+        behind = (along < -0.025 * size) & (error < 0.05 * size)
+        over_start = (tcp[:, :2] - start).norm(dim=-1, keepdim=True) < 0.02 * size
+        aligned = (1 - error / (0.02 * size)).clamp(min=0)  # otherwise back off and align first
+        advance = aligned * (to_goal / 2).clamp(max=0.016 * size) + (1 - aligned) * (-0.06 * size - along)
+        push = tcp[:, :2] + (direction * advance - across) * self.view.arm.lead
         horizontal = torch.where(low & behind, push, torch.where(high | over_start, start, tcp[:, :2]))
-        height = torch.where(low & behind | over_start, 0.014, 0.11)
-        done = (to_goal < 0.02) & ((cube[:, 2:] - self.config.cube_half_m).abs() < 0.01)
-        target = torch.where(done, tcp, torch.cat([horizontal, height], dim=-1))
+        height = torch.where(low & behind | over_start, self.robot.workspace_m[0][2] + 0.002 * size, 0.11 * size)
+        done = (to_goal < 0.02 * reach) & ((cube[:, 2:] - self.config.cube_half_m).abs() < 0.01 * size)
+        target = torch.where(done, tcp, torch.cat([horizontal, height], dim=-1)) + (self.view.tcp_pos - tcp)
         return move_towards(self.view, target, gripper=-torch.ones_like(tcp[:, 0]))

@@ -30,7 +30,7 @@ class Reach(GoalTask):
         return distance(self.goal, self.view.tcp_pos)
 
     def rewards(self, success: Tensor) -> dict[str, Tensor]:
-        return {"reach": 0.5 * near(self._distance(), 0.15), "at_goal": 0.5 * success}
+        return {"reach": 0.5 * near(self._distance(), 0.15 * self.scale.reach), "at_goal": 0.5 * success}
 
     def success(self) -> Tensor:
         return self._distance() < self.config.success_m

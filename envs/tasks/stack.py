@@ -57,16 +57,18 @@ class Stack(common.CubeTask):
     def _on_base(self) -> Tensor:
         """Return whether the red cube stands on the blue one, which is on the table, bool [N]."""
         offset = self._from_top()
-        on_table = (self.base[:, 2] - self.config.base_half_m).abs() < 0.01
-        above: Tensor = (vector_norm(offset[:, :2], dim=-1) < self.config.base_half_m) & (offset[:, 2].abs() < 0.008)
-        return above & on_table
+        on_table = (self.base[:, 2] - self.config.base_half_m).abs() < 0.01 * self.scale.size
+        near_top = offset[:, 2].abs() < 0.008 * self.scale.size
+        over: Tensor = vector_norm(offset[:, :2], dim=-1) < self.config.base_half_m
+        return over & near_top & on_table
 
     def rewards(self, success: Tensor) -> dict[str, Tensor]:
         on_base, grasped, offset = self._on_base(), self.view.grasped("cube"), self._from_top()
         over = vector_norm(offset[:, :2], dim=-1) < self.config.base_half_m
-        height = ((self.cube[:, 2] - self.config.cube_half_m) / (2 * self.config.base_half_m + 0.02)).clamp(0, 1)
+        height_m = 2 * self.config.base_half_m + 0.02 * self.scale.size
+        height = ((self.cube[:, 2] - self.config.cube_half_m) / height_m).clamp(0, 1)
         height = torch.where(over, 1.0, height)
-        across = progress(vector_norm(offset, dim=-1), 0.4)
+        across = progress(vector_norm(offset, dim=-1), 0.4 * self.scale.reach)
         return {
             "reach": 0.1 * torch.where(on_base, 1.0, common.reach_reward(self.view, "cube")),
             "grasp": 0.1 * torch.where(on_base, 1.0, common.grasp_reward(self.view, "cube")),
@@ -81,20 +83,21 @@ class Stack(common.CubeTask):
         return self._on_base() & resting & ~self.view.touched("cube")
 
     def expert(self) -> Tensor:
+        reach, size = self.scale
         target, gripper = common.grasp_move(self.view, "cube")
         carried, tcp = common.firmly_grasped(self.view, "cube"), self.view.tcp_pos
         top, cube = self.base + self.on_top, self.cube
         horizontal = distance(top[:, :2], cube[:, :2])
         # up first, then across, and down into a funnel over the blue cube
-        height = top[:, 2] + ((horizontal - 0.004) * 4).clamp(-0.004, 0.05)
-        low = cube[:, 2] < height - 0.02
+        height = top[:, 2] + ((horizontal - 0.004 * size) * 4).clamp(-0.004 * size, 0.05 * size)
+        low = cube[:, 2] < height - 0.02 * size
         way = torch.where(low.unsqueeze(-1), cube, top)
         way = torch.cat([way[:, :2], height.unsqueeze(-1)], dim=-1)
         target = torch.where(carried.unsqueeze(-1), tcp + way - cube, target)
-        let_go = self._on_base() & ((horizontal < 0.012) | ~self.view.grasped("cube"))
-        retreat = torch.cat([tcp[:, :2], torch.full_like(tcp[:, 2:], 0.25)], dim=-1)
-        wait = (self.view.finger_target < 0.03) & self.view.touched("cube").unsqueeze(-1)
+        let_go = self._on_base() & ((horizontal < 0.012 * size) | ~self.view.grasped("cube"))
+        retreat = torch.cat([tcp[:, :2], torch.full_like(tcp[:, 2:], 0.25 * reach)], dim=-1)
+        wait = ((self.view.arm.opening() < 0.75) & self.view.touched("cube")).unsqueeze(-1)
         target = torch.where(let_go.unsqueeze(-1), torch.where(wait, tcp, retreat), target)
         gripper = torch.where(let_go, 1.0, gripper)
-        limit = torch.where(carried & (horizontal < 0.03), 0.3, torch.where(carried, 0.6, 1.0))
-        return common.move_towards(self.view, target, gripper, limit=limit)
+        limit = torch.where(carried & (horizontal < 0.03 * size), 0.3, torch.where(carried, 0.6, 1.0))
+        return common.move_towards(self.view, target, gripper, limit, around="cube")

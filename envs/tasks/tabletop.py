@@ -56,7 +56,7 @@ class Tabletop(Placing):
             add_object(spec, name, shape, self.config.object_mass_kg, (*rgb, 1))
         add_object_sensors(spec, "target")
         for tray in words.trays:
-            add_tray(spec, f"{tray}_tray", self.config.tray_half_m, self.config.wall_m, GREY)
+            add_tray(spec, f"{tray}_tray", self.config.tray_half_m, self.config.wall_m, GREY, 0.004 * self.scale.reach)
 
     def shapes(self) -> Mapping[str, Sequence[Shape]]:
         return dict.fromkeys(SLOTS, tuple(self.config.words.shapes.values()))

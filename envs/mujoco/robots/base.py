@@ -26,6 +26,7 @@ import embodied
 from embodied.core.spec import ArmSpec, Box, Term
 from embodied.envs.episodes.seeding import EpisodeRng
 from embodied.envs.mujoco.config import ROBOTS as ROBOTS  # its place in version 0.1
+from embodied.envs.mujoco.config import Scale
 from embodied.envs.mujoco.robots.parts import Parts
 
 ASSETS = Path(embodied.__file__).parent / "assets"
@@ -87,18 +88,32 @@ class ArmState(Protocol):
     finger_qvel: Tensor
     """Velocity of each finger, [N, G]."""
     finger_targets: Tensor
-    """Position that each finger is commanded to, below 0 to squeeze, [N, G]."""
+    """Position that each finger is commanded to, [N, G]."""
+    scale: Scale
+    """Lengths of tasks."""
+    lead: float
+    """How many times as far ahead of the tool experts aim when they push."""
 
-    def hold(self, ids: Tensor, position_n: Tensor) -> None:
-        """Put the fingers of envs ``ids`` [n] at positions [n], and command them to 0."""
+    def hold(self, ids: Tensor, half_width_n: Tensor) -> Tensor:
+        """Close the fingers of envs ``ids`` [n] on objects this wide, without force.
+
+        Return where the objects' centres are between them, [n, 3], in the tool's frame, m.
+        """
+
+    def squeezing(self) -> Tensor:
+        """Return whether the fingers are commanded to squeeze and do not move, bool [N]."""
+
+    def tip(self) -> Tensor:
+        """Return the point where closed fingers meet, base frame, [N, 3]."""
 
     def opening(self) -> Tensor:
         """Return how far the fingers are commanded to open, 0 (closed) to 1 (open), [N]."""
 
-    def move_tool(self, displacement_N3: Tensor, gripper_N: Tensor, limit_N1: Tensor) -> Tensor:
+    def move_tool(self, displacement_N3: Tensor, turn_N: Tensor, gripper_N: Tensor, limit_N1: Tensor) -> Tensor:
         """Return the action [N, A] that moves the tool by a displacement (m), at most ``limit`` of an action's range.
 
-        gripper: 1 open, -1 closed. UserError if the robot's actions are not displacements of the tool.
+        turn: yaw (rad), for robots whose actions turn the tool. gripper: 1 open, -1 closed. UserError if the robot's
+        actions are not displacements of the tool.
         """
 
 
@@ -161,9 +176,18 @@ class Robot(Protocol):
     """The arm as a robot's computer needs it; None: policies cannot be exported to the robot."""
     workspace_m: tuple[tuple[float, float, float], tuple[float, float, float]]
     """Opposite corners of the box that the tool centre point stays in."""
+    scale: Scale
+    """Lengths of the robot's tasks."""
 
     def spec(self) -> mujoco.MjSpec:
         """Return the robot without table and objects."""
+
+    def reach_for(self, points_n3: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return joint positions [n, J] for the tool at points (m), and by how far they miss them, m [n]."""
+
+    @property
+    def gap_m(self) -> tuple[float, float]:
+        """How far the fingers are apart when closed, below 0 if they squeeze nothing, and when open."""
 
     def start_qpos(self, rng: EpisodeRng, held_n: np.ndarray) -> np.ndarray:
         """Draw joint positions [n, J] at the start of an episode: about home, and farther if ``held`` (bool [n])."""

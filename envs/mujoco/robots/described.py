@@ -4,7 +4,7 @@ MJCF ──► root alone, without parts ──► base ──► servos ──�
 """
 
 from collections.abc import Mapping
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +12,15 @@ import mujoco
 import numpy as np
 
 from embodied.core.errors import UserError, one_line, unknown_name
+from embodied.envs.episodes.seeding import EpisodeRng
 from embodied.envs.mujoco.config import ROBOTS, ControlConfig
-from embodied.envs.mujoco.robot_file import Servo, control_options, mjcf_path, read_robot, robot_path
+from embodied.envs.mujoco.robot_file import Servo, control_options, mjcf_path, read_robot, robot_path, robot_scale
 from embodied.envs.mujoco.robots.base import Robot
 from embodied.envs.mujoco.robots.gripper_arm import GripperArm
+from embodied.envs.mujoco.robots.jaws import measure_jaws
+
+HELD_BOX = (0.2, 0.7)  # share of the workspace along each axis
+HELD_POSES, HELD_MISS_M = 256, 0.005
 
 
 def build_robot(name: str, control: Mapping[str, Any]) -> Robot:
@@ -36,6 +41,7 @@ class DescribedArm(GripperArm):
         self.name, self.mjcf = path.stem, mjcf_path(path, file)
         self.finger_open_m, self.finger_closed_m, self.finger_max_m = gripper.open, gripper.closed, gripper.open
         self.finger_scale = 1 / max(abs(gripper.open), abs(gripper.closed))
+        self.scale = robot_scale(str(path))
         self._home: Mapping[str, float] = file.home
         names = [self.model.joint(joint).name for joint in self.parts.arm.joints]
         self.home_qpos = np.array(self._of_joints("home", self._home, names))
@@ -50,6 +56,27 @@ class DescribedArm(GripperArm):
             raise UserError(f"robot {path.name}: actuators: got {', '.join(sorted(others))} too, allowed: {allowed}")
         if missing := set(gripper.actuators) - used:
             raise unknown_name(f"actuator in gripper of robot {path.name}", min(missing), used)
+        if self.gripper_unit == "rad":
+            self.jaws = measure_jaws(self.model, self.parts.gripper, self.fingers, gripper.closed, gripper.open)
+            self.finger_touch_m = float(np.interp(0.0, self.jaws.gap_K, self.jaws.position_K))
+            if abs((gap_m := self.jaws.gap_K[-1]) - (gripper.opening_m or 0.0)) > 0.1 * gap_m:
+                got = gripper.opening_m or "null"
+                raise UserError(f"robot {path.name}: gripper.opening_m: got {got}, needed: {gap_m:.3f}, as measured")
+
+    @cached_property
+    def held_qpos(self) -> np.ndarray:
+        """Joint positions for the tool anywhere over the table, at which episodes with a held object start, [K, J]."""
+        low, high = np.array(self.workspace_m)
+        points_K3 = low + (high - low) * np.random.default_rng(0).uniform(*HELD_BOX, (HELD_POSES, 3))
+        qpos_KJ, miss_K = self.reach_for(points_K3)
+        return qpos_KJ[miss_K < HELD_MISS_M]
+
+    def start_qpos(self, rng: EpisodeRng, held_n: np.ndarray) -> np.ndarray:
+        qpos_nJ = super().start_qpos(rng, held_n)
+        if held_n.any():
+            chosen = (rng.uniform("held", 0.0, 1.0) * len(self.held_qpos)).astype(int)
+            qpos_nJ[held_n] = self.held_qpos[chosen[held_n]]
+        return qpos_nJ
 
     def spec(self) -> mujoco.MjSpec:
         try:

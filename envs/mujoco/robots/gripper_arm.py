@@ -46,8 +46,8 @@ class GripperState:
 
     def __init__(self, batch: Simulations, robot: GripperDescription) -> None:
         model = batch.model
-        self.robot, self.config = robot, robot.config
-        self.num_joints = robot.num_joints
+        self.robot, self.config, self.scale = robot, robot.config, robot.scale
+        self.num_joints, self.lead = robot.num_joints, 2.3 if robot.config.from_target else 1.0
         self._qpos, self._qvel, self._ctrl = (live(batch.bind(name)) for name in ("qpos", "qvel", "ctrl"))
         self.parts = Parts(model, self._qpos.device)
         self.encoder_offset_NJ: Tensor | None = None
@@ -99,9 +99,24 @@ class GripperState:
     def measurement(self, qpos_NJ: Tensor, qvel_NJ: Tensor, finger_N1: Tensor) -> Measurement:
         raise NotImplementedError
 
-    def hold(self, ids: Tensor, position_n: Tensor) -> None:
+    def hold(self, ids: Tensor, half_width_n: Tensor) -> Tensor:
+        position_n, middle_n3 = half_width_n, half_width_n.new_zeros(len(ids), 3)
+        if self.robot.jaws is not None:
+            position_n, middle_n3 = self.robot.jaws.hold(2 * half_width_n)
         self._qpos[at(ids, self.parts.gripper.qpos)] = position_n.unsqueeze(-1)
-        self._ctrl[at(ids, self.parts.gripper.ctrl)] = 0.0
+        self._ctrl[at(ids, self.parts.gripper.ctrl)] = self.robot.finger_touch_m
+        return middle_n3
+
+    def tip(self) -> Tensor:
+        if self.robot.jaws is None:
+            return self.tcp_pos
+        _, meet_13 = self.robot.jaws.hold(self.tcp_pos.new_zeros(1))
+        return self.tcp_pos + (self.tcp_mat.reshape(-1, 3, 3) * meet_13).sum(-1)
+
+    def squeezing(self) -> Tensor:
+        touch_m = self.robot.finger_touch_m
+        still = self.finger_qvel.abs().amax(dim=-1) < (self.robot.finger_open_m - touch_m) / 8
+        return (self.finger_targets[:, 0] < touch_m) & still
 
     def finger_goal(self, gripper: Numbers) -> Numbers:
         """Return the finger position (m) that gripper actions ask for: 1 open, -1 closed."""
@@ -112,12 +127,13 @@ class GripperState:
         closed_m, open_m = self.robot.finger_closed_m, self.robot.finger_open_m
         return (self.finger_targets[:, 0] - closed_m) / (open_m - closed_m)
 
-    def move_tool(self, displacement_N3: Tensor, gripper_N: Tensor, limit_N1: Tensor) -> Tensor:
+    def move_tool(self, displacement_N3: Tensor, turn_N: Tensor, gripper_N: Tensor, limit_N1: Tensor) -> Tensor:
         if self.config.mode != "ee_delta":
             raise UserError(f"control.mode: the scripted experts need ee_delta, got '{self.config.mode}'")
         share = LAG if self.config.from_target else 1.0
         step = (displacement_N3 * share / self.config.delta_m).clamp(-limit_N1, limit_N1)
-        yaw = [torch.zeros_like(step[:, :1])] if self.config.rotation else []
+        turn = (turn_N.unsqueeze(-1) * share / self.config.delta_rad).clamp(-limit_N1, limit_N1)
+        yaw = [turn] if self.config.rotation else []
         return torch.cat([step, *yaw, gripper_N.to(step.dtype).unsqueeze(-1)], dim=-1).float()
 
 

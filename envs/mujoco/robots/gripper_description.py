@@ -1,17 +1,22 @@
 """An arm with a parallel gripper and position actuators, before it is simulated."""
 
-from functools import cached_property
+from dataclasses import replace
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 import mujoco
 import numpy as np
 
+from embodied.core.arm import ArmLaw, Chain, ToolPose
 from embodied.core.errors import UserError
 from embodied.core.spec import ActionTerm, ArmSpec, Box, GripperSpec, JointSpec, Term
 from embodied.envs.episodes.seeding import EpisodeRng
-from embodied.envs.mujoco.config import ControlConfig
+from embodied.envs.mujoco.config import ControlConfig, Scale
+from embodied.envs.mujoco.robots.jaws import Jaws
 from embodied.envs.mujoco.robots.parts import FINGERS, Parts, Place
+
+IK_STEPS = 60
 
 
 class GripperDescription:
@@ -37,6 +42,11 @@ class GripperDescription:
     """Target of each finger when the gripper is open."""
     finger_closed_m: float
     """Target of each finger when the gripper is closed; below 0, so that closing squeezes."""
+    finger_touch_m: float = 0.0
+    """Target of each finger at which the fingers meet; below it they squeeze."""
+    jaws: Jaws | None = None
+    """Fingers that do not slide; None: a finger's position is its distance from the middle."""
+    scale: Scale = Scale()
     finger_max_m: float = 0.04
     """Position of each finger when the gripper is open as far as it can."""
     max_velocity: np.ndarray | None = None
@@ -122,6 +132,23 @@ class GripperDescription:
             GripperSpec(self.finger_open_m, self.finger_closed_m, config.gripper_m, self.finger_max_m),
             config.mode, config.rotation, config.damping, config.posture_gain, *self.workspace_m,
         )  # fmt: skip
+
+    @property
+    def gap_m(self) -> tuple[float, float]:
+        if self.jaws is None:
+            return 2 * self.finger_closed_m, 2 * self.finger_open_m
+        return float(self.jaws.gap_K[0]), float(self.jaws.gap_K[-1])
+
+    def reach_for(self, points_n3: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        arm = replace(self.kinematics, control="ee_delta")
+        law, chain = ArmLaw(arm, free=self.config.orientation == "free"), Chain(arm)
+        qpos_Jn, move_4n = np.repeat(self.home_qpos[:, None], len(points_n3), 1), np.zeros((4, len(points_n3)))
+        for _ in range(IK_STEPS):
+            position_3n, rotation, jacobian = chain.tools(qpos_Jn)
+            move_4n[:3] = (points_n3.T - position_3n).clip(-self.config.delta_m, self.config.delta_m)
+            pose = partial(ToolPose, position_3n, rotation.reshape(9, -1), jacobian)
+            qpos_Jn = law.joint_targets(move_4n, qpos_Jn, pose)
+        return qpos_Jn.T, np.linalg.norm(points_n3.T - chain.tools(qpos_Jn)[0], axis=0)
 
     def start_qpos(self, rng: EpisodeRng, held_n: np.ndarray) -> np.ndarray:
         spread = np.where(held_n[:, None], self.held_spread, self.home_spread)

@@ -9,7 +9,6 @@ that wait for their next episode, whose results are ignored.
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -34,7 +33,7 @@ from embodied.envs.mujoco.randomization.randomizer import Fields, Randomizer
 from embodied.envs.mujoco.randomization.terms import QUANTITIES
 from embodied.envs.mujoco.scene import with_all_kinds
 from embodied.envs.mujoco.view import View
-from embodied.envs.mujoco.viewer import FRONT, Viewer
+from embodied.envs.mujoco.viewer import Viewer, front
 from embodied.envs.mujoco.warp.batch import INSTALL as INSTALL
 from embodied.envs.mujoco.warp.batch import WarpBatch
 from embodied.envs.mujoco.warp.cameras import DeviceRig
@@ -270,7 +269,7 @@ class WarpPool(EpisodicEnv):
     def film(self, width: int, height: int) -> Callable[[], NDArray[np.uint8]]:
         """Return a function that renders every env from the front, uint8 [N, height, width, 3], on the CPU."""
         copies = self.models
-        viewer = Viewer(self.task, copies, replace(FRONT, width=width, height=height))
+        viewer = Viewer(self.task, copies, front(self.task, width, height))
 
         def render() -> NDArray[np.uint8]:
             for name in ("qpos", "mocap_pos", "mocap_quat"):
