@@ -16,12 +16,19 @@ import pytest
 COPIED = ("embodied", "envs", "policies", "algos", "configs", "assets", "pyproject.toml", "tests/conftest.py")
 HEAD = r"^```(?:python|yaml|xml)\n(?:#|<!--) (?P<path>[\w/.]+)(?P<where>, [^\n]+?)?(?: -->)?\n"
 BLOCK = re.compile(HEAD + r"(?P<text>.*?)^```$", re.DOTALL | re.MULTILINE)
-COMMAND = re.compile(r"^```sh\npython (?P<words>-m embodied\.train .+)\n```$", re.MULTILINE)
+COMMAND = re.compile(r"^```sh\npython -m embodied\.train (?P<words>.+)\n```$", re.MULTILINE)
 AFTER = re.compile(r', after "(.+)"$')
 SMALL = ("num_envs=8", "total_steps=512", "eval_episodes=4", "policy.actor_hidden=[16]", "policy.critic_hidden=[16]")
 
 FEWER = {"replay_algorithm": ("algo.steps=10",)}
 """Further options of an example that learns nothing here."""
+TESTED_AND_TRAINED = """
+import sys
+import pytest
+from embodied.train import main
+sys.exit(pytest.main(["-q", sys.argv[1]]) or main(sys.argv[2:]))
+"""
+"""Both in one process, because imports take longer than either."""
 LEARNED = {"simulator": 0.95}  # trains as its command says, to a success whose interval is above this
 
 
@@ -56,7 +63,7 @@ def copy_of(root: Path, folder: Path) -> Path:
 
 
 def add(copy: Path, root: Path, page: str) -> tuple[list[Path], str]:
-    """Follow a page in a copy. Return the new Python files, code before test, and the page's command of training."""
+    """Follow a page in a copy. Return the new Python files, code before test, and what the page trains with."""
     text = (root / "docs" / "extending" / f"{page}.md").read_text()
     matches = list(BLOCK.finditer(text))
     paths = [apply_block(copy, match) for match in matches]
@@ -84,9 +91,9 @@ def run(copy: Path, *words: str) -> str:
 )  # fmt: skip
 def test_worked_example(root: Path, tmp_path: Path, page: str) -> None:
     new, words = add(copy_of(root, tmp_path), root, page)
-    run(tmp_path, "-m", "pytest", "-q", str(new[-1]))
     small = () if page in LEARNED else (*SMALL, *FEWER.get(page, ()))
-    result = json.loads(run(tmp_path, *shlex.split(words), *small, "out=runs/example").splitlines()[-1])
+    command = [*shlex.split(words), *small, "out=runs/example"]
+    result = json.loads(run(tmp_path, "-c", TESTED_AND_TRAINED, str(new[-1]), *command).splitlines()[-1])
     assert result["env_steps"] >= 512
     if page in LEARNED:
         assert result["eval"]["success_at_end_ci95"][0] > LEARNED[page]
