@@ -28,9 +28,9 @@ from embodied.algos.ppo import PPO
 from embodied.core.errors import UserError
 from embodied.core.spec import EnvSpec, Term
 from embodied.core.types import Obs
-from embodied.policies import GaussianConfig, GaussianPolicy
+from embodied.policies import GaussianPolicy
 from embodied.runtime.ray import cluster as own
-from tests.runtime.builders import build, iterate
+from tests.runtime.builders import build, iterate, make_policy
 from tests.runtime.point_env import PointEnv, point_spec
 
 pytestmark = [
@@ -72,7 +72,9 @@ def make_slow(policy: Any) -> PPO:
 
 
 def make_large(spec: EnvSpec) -> GaussianPolicy:
-    return GaussianPolicy(spec, GaussianConfig(actor_hidden=(5000, 5000), critic_hidden=(16,)))
+    policy = make_policy(spec)
+    policy.large = torch.nn.Parameter(torch.zeros(25_000_000))
+    return policy
 
 
 def refusal(**options: Any) -> str:
