@@ -242,25 +242,14 @@ def test_a_cube_cannot_be_pushed_into_the_tray(rise_m: float) -> None:
 # -- experts -----------------------------------------------------------------------------------------------------------
 
 
-def _expert_success(task: str, episodes: int, seed: int) -> float:
-    env = pool(task, episodes, seed=seed)
-    restart(env, seed)
-    for _ in range(env.spec.max_episode_steps):
-        step = env.step(env.task.expert())
-    assert len(step.final_ids) == episodes
-    return float(step.episodes.success_at_end_M.float().mean())
-
-
 @pytest.mark.parametrize("task", TASK_NAMES)
 def test_the_expert_solves_its_task(task: str) -> None:
-    """With a success rate of 0.95 fewer than 0.85 of 64 have a chance of 0.1%."""
-    assert _expert_success(task, 64, seed=1000) > 0.85
-
-
-@pytest.mark.slow(reason="200 episodes of the scripted expert")
-@pytest.mark.parametrize("task", TASK_NAMES)
-def test_the_expert_solves_nearly_all(task: str) -> None:
-    assert _expert_success(task, 200, seed=0) >= 0.95
+    env = pool(task, 200, seed=0)
+    restart(env, 0)
+    for _ in range(env.spec.max_episode_steps):
+        step = env.step(env.task.expert())
+    assert len(step.final_ids) == 200
+    assert step.episodes.success_at_end_M.float().mean() >= 0.95
 
 
 def test_experts_need_cartesian_control() -> None:
