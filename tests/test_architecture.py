@@ -68,11 +68,28 @@ def test_no_files_import_each_other_in_a_circle(root: Path, monkeypatch: pytest.
     TopologicalSorter(imports).prepare()  # CycleError names a circle
 
 
+def lint_imports(folder: Path) -> subprocess.CompletedProcess[str]:
+    command = [Path(sys.executable).with_name("lint-imports"), "--no-cache"]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+
+
 def test_import_rules_hold(root: Path) -> None:
-    lint = Path(sys.executable).with_name("lint-imports")
-    done = subprocess.run([lint, "--no-cache"], cwd=root, capture_output=True, text=True, check=False)
+    done = lint_imports(root)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "0 broken" in done.stdout
+
+
+@pytest.fixture(scope="module")
+def hollow(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the modules without their contents, in which nothing is violated."""
+    copy = tmp_path_factory.mktemp("hollow")
+    for module in modules(root).values():
+        (copy / module).parent.mkdir(parents=True, exist_ok=True)
+        (copy / module).touch()
+    (copy / "pyproject.toml").write_text((root / "pyproject.toml").read_text())
+    clean = lint_imports(copy)
+    assert clean.returncode == 0, clean.stdout + clean.stderr
+    return copy
 
 
 @pytest.mark.parametrize(
@@ -88,21 +105,12 @@ def test_import_rules_hold(root: Path) -> None:
         ("embodied.policies.config", "torch"),
     ],
 )
-def test_import_rules_notice_a_violation(root: Path, tmp_path: Path, importer: str, imported: str) -> None:
-    """Copy the modules without their contents and add one forbidden import."""
-    for module in modules(root).values():
-        (tmp_path / module).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / module).touch()
-    (tmp_path / "pyproject.toml").write_text((root / "pyproject.toml").read_text())
-    lint = [Path(sys.executable).with_name("lint-imports"), "--no-cache"]
-
-    clean = subprocess.run(lint, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert clean.returncode == 0, clean.stdout + clean.stderr
-
-    bad = tmp_path.joinpath(*importer.split(".")).with_suffix(".py")
+def test_import_rules_notice_a_violation(hollow: Path, importer: str, imported: str) -> None:
+    bad = hollow.joinpath(*importer.split(".")).with_suffix(".py")
     assert bad.is_file()
     bad.write_text(f"import {imported}\n")
-    broken = subprocess.run(lint, cwd=tmp_path, capture_output=True, text=True, check=False)
+    broken = lint_imports(hollow)
+    bad.write_text("")
     assert broken.returncode == 1
     assert f"is not allowed to import {imported}" in broken.stdout
     assert importer in broken.stdout
