@@ -51,6 +51,15 @@ def torch_isolation() -> Iterator[None]:
     torch.set_default_dtype(dtype)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def quick_kernels() -> None:
+    """Compile Warp's kernels without optimisation, in half the time: a test takes few steps."""
+    if importlib.util.find_spec("warp") is not None:
+        import warp
+
+        warp.config.optimization_level = 0
+
+
 @pytest.fixture(scope="session")
 def ray_installed() -> None:
     """Skip where Ray is not installed."""
