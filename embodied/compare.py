@@ -172,7 +172,8 @@ def sentence(row: Mapping[str, Any]) -> str:
         lines[-1] += f"; {b if row['better'] == 'b' else a} is better"
     if row["saved_episodes"] is not None:
         fixed = f"a fixed number of episodes with {POWER:.0%} power at these rates is {row['fixed_episodes']}"
-        lines.append(f"{fixed}; stopping early saved {row['saved_episodes']}")
+        saved = row["saved_episodes"]
+        lines.append(f"{fixed}; " + (f"stopping early saved {saved}" if saved >= 0 else f"this took {-saved} more"))
     return "\n".join(lines)
 
 
