@@ -9,7 +9,6 @@ The best of many evaluations on the same episodes is too good by chance. So one 
 by a second evaluation of the same weights, on episodes that no other evaluation has.
 """
 
-import hashlib
 import queue
 import re
 import threading
@@ -30,9 +29,9 @@ from embodied.core.policy import Policy
 from embodied.core.seeds import SEEDS
 from embodied.core.spec import SUCCESS, TRAIN, EnvSpec
 from embodied.core.statistics import wilson_interval
-from embodied.core.types import Timestep
 from embodied.runtime import threads
 from embodied.runtime.config import EvalNoise, RuntimeConfig
+from embodied.runtime.episode_records import ActionHashes, records
 from embodied.runtime.threads import ThreadGroup
 from embodied.runtime.watch import Track
 
@@ -71,7 +70,7 @@ def run_episodes(
     noise: EvalNoise = "zero",
     stop: threading.Event | None = None,
     watch: Callable[[float], None] | None = None,
-    hashes: "ActionHashes | None" = None,
+    hashes: ActionHashes | None = None,
 ) -> EpisodeStats | None:
     """Run the episodes ``plans`` as ``evaluate`` does; return them in the order of their seeds, or None if stopped.
 
@@ -90,38 +89,6 @@ def run_episodes(
             watch(rollout.share)
     ended = EpisodeStats.concatenate(parts)
     return ended.rows(torch.from_numpy(ended.plans.seed_n).argsort(stable=True))
-
-
-class ActionHashes:
-    """SHA-256 of the actions that every episode executed, or with delays of all that were planned, by its plan."""
-
-    def __init__(self, env: VecEnv) -> None:
-        self._whole = env.max_delay > 0
-        self._open = [hashlib.sha256() for _ in range(env.num_envs)]
-        self.of_plan: dict[tuple[int, int], str] = {}
-
-    def add(self, action_NEA: Tensor, step: Timestep) -> None:
-        """Add the actions of a decision, and close the hashes of the episodes that it ended."""
-        action, num_steps = action_NEA.cpu().numpy(), step.num_steps_N.tolist()
-        for n, digest in enumerate(self._open):
-            digest.update(action[n, : None if self._whole else num_steps[n]].tobytes())
-        ended = step.episodes.counted()
-        for n, seed, number in zip(ended.env_id_M, ended.plans.seed_n, ended.plans.number_n, strict=True):
-            self.of_plan[int(seed), int(number)] = self._open[n].hexdigest()
-        for n in step.final_ids.tolist():
-            self._open[n] = hashlib.sha256()
-
-
-def records(stats: EpisodeStats, spec: EnvSpec, hashes: ActionHashes) -> list[dict[str, Any]]:
-    """Return a record of each of M episodes: its plan and env, outcomes, return, length, and hash of its actions."""
-    rows = []
-    for i, (seed, number) in enumerate(zip(stats.plans.seed_n.tolist(), stats.plans.number_n.tolist(), strict=True)):
-        plan = {"episode": i, "seed": seed, "number": number, "env": int(stats.env_id_M[i])}
-        text = spec.texts[stats.plans.instruction_n[i]] if spec.texts else None
-        ends = {f"{name}_at_end": bool(held_M[i]) for name, held_M in stats.at_end.items()}
-        numbers = {"return": float(stats.return_M[i]), "length": int(stats.length_M[i])}
-        rows.append(plan | {"instruction": text} | ends | numbers | {"actions": hashes.of_plan[seed, number]})
-    return rows
 
 
 def summary(stats: EpisodeStats, spec: EnvSpec, seed: int) -> dict[str, Any]:
