@@ -114,7 +114,6 @@ def compare(argv: Sequence[str]) -> dict[str, Any]:
 def enter(options: CompareConfig, opened: ExitStack) -> tuple[RunConfig, list[Entrant]]:
     """Load all policies and check that they fit; return the configuration of the environments, and the policies."""
     from embodied.session.entrants import check_alike, read_entrant  # imports torch
-    from embodied.session.factories import make_spec
 
     overrides = {"task": options.task, "device": options.device}
     config = None if options.task is None else compose_run(overrides)
@@ -125,7 +124,7 @@ def enter(options: CompareConfig, opened: ExitStack) -> tuple[RunConfig, list[En
         if config is None:
             config, where = entrant.config, name
     assert config is not None
-    check_alike(entrants, make_spec(config), where)
+    check_alike(entrants, config, where)
     for entrant in entrants:
         if (entrant.config.task, entrant.config.sim) != (config.task, config.sim):
             print(f"{entrant.name} had other options of task or simulator in its training", file=sys.stderr)

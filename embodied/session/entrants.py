@@ -106,12 +106,15 @@ def _read_planned(
     return Entrant(name, config, PlannedPolicy(planner), bundle.env_spec, noise or bundle.noise, bundle.max_delay)
 
 
-def check_alike(entrants: Sequence[Entrant], base: EnvSpec, where: str) -> None:
-    """Raise UserError, which says what differs, unless all policies fit one spec. where: name of what it is of."""
-    if not base.has_success:
-        raise UserError(f"policies: task {base.task} reports no success, so there is nothing to compare")
+def check_alike(entrants: Sequence[Entrant], config: RunConfig, where: str) -> None:
+    """Raise UserError, which says what differs, unless all policies fit the environments that they will enter.
+
+    With cameras a task observes another state than without. where: whose environments they are.
+    """
     for entrant in entrants:
-        theirs = entrant.spec
+        base, theirs = make_spec(config, entrant.spec.cameras), entrant.spec
+        if not base.has_success:
+            raise UserError(f"policies: task {base.task} reports no success, so there is nothing to compare")
         if theirs.task != base.task:
             raise UserError(f"policies: {where} is of task {base.task}, {entrant.name} of {theirs.task}")
         for part in ("state", "action", "instructions", "control_dt_s"):

@@ -149,12 +149,14 @@ def foreign_mapping(tmp_path: Path, **changes: Any) -> str:
 def test_anybodys_policy_plays_behind_its_server(tmp_path: Path) -> None:
     requests: list[Any] = []
     with foreign_server({"actions": np.zeros((8, 3), np.float32)}, requests) as url:
-        words = f"policies=[{url},{url}]", "task=reach", "limit=2", foreign_mapping(tmp_path)
+        seen = {"images": {"observation/image": "front"}, "image_size": 16}
+        words = f"policies=[{url},{url}]", "task=reach", "limit=2", foreign_mapping(tmp_path, **seen)
         compared = run_compare(tmp_path, *words)
     assert compared.code == 3, compared.stderr
     assert compared.result["task"] == "reach"
     assert len(requests) == 2 * 2 * 20  # policies, episodes, decisions of two actions
-    assert set(requests[0]) == {"observation/state", "prompt"}
+    assert set(requests[0]) == {"observation/state", "observation/image", "prompt"}
+    assert (requests[0]["observation/image"].shape, requests[0]["observation/image"].dtype) == ((16, 16, 3), np.uint8)
     assert requests[0]["prompt"] == "move the gripper to the green sphere"
     height_mm, joint_rad = requests[0]["observation/state"]
     assert 100 < height_mm < 1000
