@@ -4,12 +4,13 @@ words ──► compose ──► refuses what is mistyped before a simulator is
 task  ──► EnvSpec ──► derive ──► settings, and lines that say why ──► compose again, below the words
 
 They depend on the spec and on the words alone, so that a command and a seed train the same everywhere
-(docs/defaults.md). Our own tasks have the defaults of configs/train.yaml, but more envs where a GPU simulates them; a
-task with a recipe has that.
+(docs/defaults.md). Our own tasks have the defaults of configs/train.yaml and of the policy's file, but more envs where
+a GPU simulates them; a task with a recipe has that.
 """
 
 from collections.abc import Callable, Mapping
 from math import ceil, sqrt
+from pathlib import Path
 from typing import Any
 
 from omegaconf import OmegaConf
@@ -21,10 +22,11 @@ from embodied.core.errors import NeedsCameras
 from embodied.core.spec import Box, CameraSpec, EnvSpec
 from embodied.envs.registry import DEFAULT_FAMILY, FAMILIES, split_name
 from embodied.policies.config import POLICIES, PixelConfig
-from embodied.session.config import CONFIG_DIR, RunConfig, compose_run, expand
+from embodied.session.config import CONFIG_DIR, RunConfig, compose_run, expand, read_run
 
 NUM_ENVS = 8
-GPU_ENVS = 4096  # of our own tasks on a GPU: fewer take as long a step (docs/gpu.md)
+ON_GPU = {"num_envs": 4096, "runtime.decisions": 4, "algo.num_minibatches": 4}
+"""Of our own tasks where a GPU simulates: fewer envs take as long a step (docs/gpu.md)."""
 BATCH, MINIBATCH, EPOCHS, RATE = 2048, 128, 10, 3e-4
 IMAGE_BATCH, IMAGE_MINIBATCH, IMAGE_EPOCHS, IMAGE_RATE = 1024, 256, 4, 2.5e-4
 HORIZONS = 10  # horizons of the discount in an episode as long as its time limit
@@ -43,7 +45,7 @@ def compose_new(words: Mapping[str, Any], tell: Callable[[str], None] = lambda l
 
     tell: gets the lines that say what was derived.
     """
-    words = expand(words)
+    words = _with_steps_of_init(expand(words))
     task, algo = str(words.get("task", "")), str(words.get("algo", "ppo"))
     foreign = "/" in task and split_name(task)[0] != DEFAULT_FAMILY
     if not foreign:
@@ -77,8 +79,16 @@ def _compose_own(words: Mapping[str, Any], tell: Callable[[str], None]) -> RunCo
     simulates_on = config.sim.options.device
     if not means_cuda(config.runtime.device if simulates_on == "auto" else simulates_on):
         return config
-    tell(f"sim=warp on a GPU → num_envs={GPU_ENVS}")
-    return compose_run(words, {"num_envs": GPU_ENVS})
+    tell(f"sim=warp on a GPU → {_written(ON_GPU, words)}")
+    return compose_run({**ON_GPU, **words})
+
+
+def _with_steps_of_init(words: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the words with the denoise steps of the policy that training starts from: its weights are of these."""
+    if words.get("init") is None or not hasattr(compose_run(words).policy.options, "denoise_steps"):
+        return dict(words)
+    source = read_run(Path(str(words["init"]))).policy.options
+    return {"policy.denoise_steps": source.denoise_steps, **words} if hasattr(source, "denoise_steps") else dict(words)
 
 
 def spec_of(config: RunConfig) -> EnvSpec:

@@ -9,7 +9,7 @@ import pytest
 
 from embodied import train
 from embodied.core.spec import CameraSpec, Discrete, EnvSpec, MultiDiscrete
-from embodied.session.config import compose_run, read_run, to_mapping
+from embodied.session.config import compose_run, read_run, to_mapping, to_yaml
 from embodied.session.defaults import compose_new, derive
 from tests.commands.helpers import run
 
@@ -89,7 +89,6 @@ def test_what_is_given_wins_and_lines_say_the_rest() -> None:
         ({"task": "gym/Cont-CC-PMSM-v0"}, {"policy": "gaussian"}),
         ({"task": "pick_place"}, {}),
         ({"task": "gym/Pendulum-v1", "algo": "grpo", "policy": "gaussian"}, {}),
-        ({"task": "gym/Pendulum-v1", "init": "runs/before"}, {}),
     ],
     ids=lambda value: value.get("task", ""),
 )
@@ -137,4 +136,13 @@ def test_our_own_tasks_have_more_envs_only_where_a_gpu_simulates_them(words: dic
     assert not lines
     on_gpu = compose_new({"task": "reach", "sim": "warp", "device": "cuda"}, lines.append)
     assert on_gpu.num_envs == 4096
-    assert lines == ["sim=warp on a GPU → num_envs=4096"]
+    assert lines == ["sim=warp on a GPU → num_envs=4096 runtime.decisions=4 algo.num_minibatches=4"]
+
+
+def test_a_run_that_starts_from_another_has_its_denoise_steps(tmp_path: Path) -> None:
+    words = {"task": "reach", "init": str(tmp_path)}
+    for before, steps in (({}, 1), ({"algo": "sft"}, 4), ({"policy.denoise_steps": 2}, 2)):
+        (tmp_path / "config.yaml").write_text(to_yaml(compose_run({"task": "reach", **before})))
+        assert compose_new(words).policy.options.denoise_steps == steps
+    assert compose_new({**words, "policy.denoise_steps": 8}).policy.options.denoise_steps == 8
+    assert compose_new(words).num_envs == 512
