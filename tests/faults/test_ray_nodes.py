@@ -139,11 +139,9 @@ def two_nodes(folder: str) -> None:
             found["lost"] = until(runtime, lambda metrics: controller.supervision.incarnation(lost) > 0)
             found["alone"] = iterate(runtime, 3)[-1].index
 
-        found["continued"] = False
         try:
             go_on_alone()
         except LearnerLost as error:  # the node had all fragments of a batch: as a session does, continue from a state
-            found["continued"] = True
             error.recover(before)
             go_on_alone()
         state = runtime.state_dict()
@@ -156,6 +154,8 @@ def two_nodes(folder: str) -> None:
         done = iterate(runtime, 3)
         found["end"], found["staleness"] = done[-1].index, done[-1].metrics["async/staleness_max"]
     with build(lambda num_envs, _: WideEnv(num_envs), make_algorithm=make_slow, name="ray", **options) as runtime:
+        while runtime.controller.num_up < 3:  # type: ignore[attr-defined]  # one that joins later gets no state
+            time.sleep(0.05)
         runtime.load_state_dict(state)
         until(runtime, lambda metrics: metrics["async/env_workers"] == 3)
         found["resumed_at"] = iterate(runtime, 1)[0].index
@@ -207,8 +207,7 @@ def test_a_node_is_lost_and_another_one_joins(ray_installed: None, root: Path) -
     assert 0 <= found["staleness"] <= 4
     assert found["resumed_at"] > found["alone"]
     for saved, before, after in zip(found["saved_alone"], found["seeds_before"], found["seeds_after"], strict=True):
-        new = after >= before if found["continued"] else after > before
-        assert after == before if saved else new, "without a state it has other episodes than ever before"
+        assert after == before if saved else after > before, "without a state it has other episodes than ever before"
 
 
 def command(process: psutil.Process) -> list[str]:
