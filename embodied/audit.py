@@ -27,9 +27,7 @@ from embodied.deployment.bundle.format import sha256
 from embodied.report.metrics import write_json
 from embodied.session.command import Failed, run_command
 from embodied.session.config import read_run
-from embodied.session.files import CONFIG_FILE, check_run_dir, read_json
-
-CERTIFICATE = "certificate.json"
+from embodied.session.files import CERTIFICATE_FILE, CONFIG_FILE, check_run_dir, read_json
 
 
 @config_dataclass
@@ -43,10 +41,10 @@ def audit(argv: Sequence[str]) -> dict[str, Any]:
     """Examine a run; return its certificate. UserError for bad input, Failed with exit code 1 if a check fails."""
     run_dir = Path(from_mapping(AuditConfig, nest(parse_overrides(argv))).run)
     check_run_dir(run_dir)
-    before, last = read_json(run_dir / CERTIFICATE), last_checkpoint(run_dir)
+    before, last = read_json(run_dir / CERTIFICATE_FILE), last_checkpoint(run_dir)
     changed = sorted({name for name, _ in hashes(run_dir, last).items() ^ before.get("files", {}).items()})
     if changed and before.get("checkpoint") == last.name:
-        why = f"changed since {run_dir / CERTIFICATE} was written; remove it to examine them anew"
+        why = f"changed since {run_dir / CERTIFICATE_FILE} was written; remove it to examine them anew"
         result = {"run": str(run_dir), "passed": False, "open": [], "checks": {}, "changed": changed}
         raise Failed(f"{', '.join(changed)} {why}", result, code=1)
     certificate = certify(run_dir)
@@ -82,7 +80,7 @@ def certify(run_dir: Path, seconds: float = inf) -> dict[str, Any]:
         "checkpoint": found.path.name, "files": files, "seconds": round(time.monotonic() - began, 1),
         "commit": commit(), "machine": machine(),
     }  # fmt: skip
-    write_json(run_dir / CERTIFICATE, certificate)
+    write_json(run_dir / CERTIFICATE_FILE, certificate)
     return certificate
 
 

@@ -88,12 +88,12 @@ def compare(argv: Sequence[str]) -> dict[str, Any]:
     with ExitStack() as opened:
         try:
             config, entrants = enter(options, opened)
-            reference, *candidates = play(options, config, entrants)
+            alpha = ALPHA / (len(entrants) - 1)  # of each candidate
+            reference, *candidates = play(options, config, entrants, alpha)
         except ConnectionError as error:
             raise UserError(f"policies: {error}") from error
     task = config.task.name
     path = Path(options.out or f"runs/comparisons/{task.replace('/', '.')}-{datetime.now():%Y%m%d-%H%M%S-%f}.json")
-    alpha = ALPHA / len(candidates)
     rows = []
     for name, solved in zip(options.policies[1:], candidates, strict=True):
         found = comparison(reference[: len(solved)], solved, options.min_difference, alpha)
@@ -132,8 +132,13 @@ def enter(options: CompareConfig, opened: ExitStack) -> tuple[RunConfig, list[En
     return config, entrants
 
 
-def play(options: CompareConfig, config: RunConfig, entrants: Sequence[Entrant]) -> list[NDArray[np.int64]]:
-    """Play batches of episodes until every candidate is decided; return which episodes each policy solved, 0 or 1."""
+def play(
+    options: CompareConfig, config: RunConfig, entrants: Sequence[Entrant], alpha: float
+) -> list[NDArray[np.int64]]:
+    """Play batches of episodes until every candidate is decided; return which episodes each policy solved, 0 or 1.
+
+    alpha: probability of an error about a candidate.
+    """
     from embodied.runtime import threads
     from embodied.session.factories import delay_steps, evaluation_plans, make_spec
 
@@ -155,7 +160,7 @@ def play(options: CompareConfig, config: RunConfig, entrants: Sequence[Entrant])
                 f"{entrant.name} {rows.mean():.1%}" for entrant, rows in zip(entrants, solved, strict=True)
             )
             line.show(f"{len(solved[0])} of at most {len(plans)} episodes: {rates}")
-            alpha, delta = ALPHA / (len(entrants) - 1), options.min_difference
+            delta = options.min_difference
             open_ids = [i for i in open_ids if decide(solved[i] - solved[0], delta, alpha) == UNDECIDED]
     return solved
 

@@ -63,8 +63,8 @@ def replay(argv: Sequence[str]) -> dict[str, Any]:
     from embodied.session.kept_episodes import made_with, read_episodes
 
     found = load_checkpoint(run_dir, result["checkpoint"])
-    if policy_hash(found.path) != result["checkpoint_sha256"]:
-        hashes = f"SHA-256 {policy_hash(found.path)[:12]}..., it was {result['checkpoint_sha256'][:12]}..."
+    if (now := policy_hash(found.path)) != result["checkpoint_sha256"]:
+        hashes = f"SHA-256 {now[:12]}..., it was {result['checkpoint_sha256'][:12]}..."
         raise UserError(f"{found.path} has changed since the evaluation: its policy has {hashes}")
     policy, delay = load_policy(config, found), delay_steps(config, result.get("delay_ms"))
     before, chosen = read_episodes(path), options.episode

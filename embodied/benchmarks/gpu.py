@@ -282,10 +282,8 @@ def cameras(report: Report, device: torch.device, short: bool) -> None:
     for num_envs in (2,) if short else (4096, 1024):
         sim = WarpConfig(device=str(device))
         pool = WarpPool(task.build(task.config()), num_envs=num_envs, sim=sim, cameras=specs)
-        seen, on_cpu = (
-            pool.reset(make_sampler(pool, stagger=True)),
-            make_pool(TASK, {}, num_envs=num_envs, cameras=specs),
-        )
+        seen = pool.reset(make_sampler(pool, stagger=True))
+        on_cpu = make_pool(TASK, {}, num_envs=num_envs, cameras=specs)
         for key, expected in on_cpu.reset(make_sampler(on_cpu, stagger=True)).items():
             if key.startswith("images."):
                 off = (seen[key].cpu().int() - expected.int()).abs().amax(-1) > 8

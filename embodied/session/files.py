@@ -20,6 +20,7 @@ from embodied.core.errors import UserError, one_line
 from embodied.report.metrics import write_json
 from embodied.session.command import Stopped
 
+CERTIFICATE_FILE = "certificate.json"
 CONFIG_FILE = "config.yaml"
 LOCK_FILE = ".lock"
 STATE_FILE = "state.json"

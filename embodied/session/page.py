@@ -17,7 +17,7 @@ from embodied.report.metrics import METRICS_FILE, read_metrics, write_atomically
 from embodied.report.page import Film, page
 from embodied.session.config import CONFIG_DIR, to_mapping
 from embodied.session.defaults import compose_new
-from embodied.session.files import read_json
+from embodied.session.files import CERTIFICATE_FILE, read_json
 from embodied.session.state import read_sections, read_status, shares_of
 
 PAGE_FILE = "page.html"
@@ -53,7 +53,7 @@ def read_run_files(run_dir: Path) -> Run:
     results = {"final": finals[max(finals, key=lambda name: int(name.removeprefix("final_")))]} if finals else {}
     results |= {f"confirmation, {e['steps']} steps": e["confirmation"] for e in evaluations if "confirmation" in e}
     results |= {name: found for name, found in files.items() if name not in finals and found not in during}
-    config, certificate = flat(sections), read_json(run_dir / "certificate.json")
+    config, certificate = flat(sections), read_json(run_dir / CERTIFICATE_FILE)
     return Run(status, config, defaults_of(sections), rows, shares_of(rows), evaluations, results, certificate)
 
 
