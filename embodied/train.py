@@ -108,6 +108,8 @@ def train_seeds(argv: Sequence[str], seeds: Sequence[str]) -> dict[str, Any]:
         raise UserError(f"seed: got {','.join(seeds)}, allowed: different numbers, separated by commas")
     if any(word.startswith("resume=") for word in argv):
         raise UserError("seed: several seeds are for new runs; resume= one run after the other")
+    if "--config" in argv:  # that of the first one
+        return train([*argv, f"seed={seeds[0]}"])
     of_seeds = [[f"{word}/seed_{seed}" if word.startswith("out=") else word for word in argv] for seed in seeds]
     for word in (word for words in of_seeds for word in words):
         if word.startswith("out=") and Path(word.partition("=")[2]).exists():
