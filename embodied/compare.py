@@ -5,7 +5,7 @@
   task=                       environments, with their defaults; by default those of the first policy's training
   mapping=<file>              names and units of a server of openpi's protocol that is not of this project
   min_difference=0.05         a candidate is worse if its success is lower by more than this, as a fraction
-  limit=2000                  episodes of each policy after which it stays undecided
+  limit=6000                  episodes of each policy after which it stays undecided
   seed=0                      initial states; those of embodied.eval with this seed
   randomization=none  sim=    as for embodied.eval; by default those of the environments
   noise=  delay_ms=           as for embodied.eval; by default as in each policy's training
@@ -69,7 +69,7 @@ class CompareConfig:
     task: Text | None = None
     mapping: Text | None = None
     min_difference: FractionBelow1 = 0.05
-    limit: PositiveInt = 2000
+    limit: PositiveInt = 6000
     seed: Seed = 0
     randomization: Text | None = None
     sim: Text | None = None
@@ -107,7 +107,8 @@ def compare(argv: Sequence[str]) -> dict[str, Any]:
         result |= {"policies": list(options.policies), "decision": decision, "comparisons": rows}
     write_json(path, result)
     if CODES[decision]:
-        raise Failed(f"decision: {decision}", result, CODES[decision])
+        found = " and ".join(row["policies"][1] for row in rows if row["decision"] == decision)
+        raise Failed(f"the gate does not pass: {found} is {decision}", result, CODES[decision])
     return result
 
 
@@ -171,7 +172,7 @@ def sentence(row: Mapping[str, Any]) -> str:
     points = f"difference {100 * row['difference']:+.1f} points, {100 * low:+.1f} to {100 * high:+.1f}"
     lines = [f"{b} {q:.1%}, {a} {p:.1%} of the same {row['episodes']} episodes: {points}"]
     limit = f"worse by more than {100 * row['min_difference']:g} points"
-    lines.append({NOT_WORSE: f"{b} is not {limit}", WORSE: f"{b} is {limit}"}.get(row["decision"], "undecided"))
+    lines.append({NOT_WORSE: f"{b} is not {limit}", WORSE: f"{b} is {limit}"}.get(row["decision"], f"{b} is undecided"))
     if row["better"] is not None:
         lines[-1] += f"; {b if row['better'] == 'b' else a} is better"
     if row["saved_episodes"] is not None:

@@ -62,12 +62,14 @@ def replay(argv: Sequence[str]) -> dict[str, Any]:
     from embodied.session.factories import delay_steps, evaluate_policy, load_checkpoint, load_policy
     from embodied.session.kept_episodes import made_with, read_episodes
 
+    if not (run_dir / "checkpoints" / result["checkpoint"]).is_dir():
+        raise UserError(f"eval={path} is of checkpoint {result['checkpoint']}, which {run_dir} no longer has")
     found = load_checkpoint(run_dir, result["checkpoint"])
     if (now := policy_hash(found.path)) != result["checkpoint_sha256"]:
         hashes = f"SHA-256 {now[:12]}..., it was {result['checkpoint_sha256'][:12]}..."
         raise UserError(f"{found.path} has changed since the evaluation: its policy has {hashes}")
     policy, delay = load_policy(config, found), delay_steps(config, result.get("delay_ms"))
-    before, chosen = read_episodes(path), options.episode
+    before, chosen = read_episodes(path, result["episodes"]), options.episode
     if chosen is not None and chosen >= len(before):
         raise wrong_value("episode", str(chosen), f"0 to {len(before) - 1}")
 

@@ -41,7 +41,7 @@ from typing import Any
 from embodied.core.clock import running_s, ticking
 from embodied.core.config import parse_overrides
 from embodied.core.errors import UserError
-from embodied.session.command import Stopped, run_command
+from embodied.session.command import Stopped, interrupt_on_signals, run_command
 
 CERTIFIED_FROM_S, CERTIFIED_WITHIN_S = 60.0, 30.0  # seconds of a training, and of its certificate
 
@@ -77,14 +77,27 @@ def train(argv: Sequence[str]) -> dict[str, Any]:
             except Stopped as stopped:
                 with_page(stopped.result)
                 raise
-    if result["wall_s"] > CERTIFIED_FROM_S:
-        from embodied.audit import certify
+    return with_page(with_certificate(result))
 
-        seconds = min(CERTIFIED_WITHIN_S, result["wall_s"] / 10)
-        print(f"certifying within {seconds:.0f} s; without a limit: embodied audit {session.run_dir}", file=sys.stderr)
-        certificate = certify(session.run_dir, seconds)
+
+def with_certificate(result: dict[str, Any]) -> dict[str, Any]:
+    """Certify a run that took long enough, and add the verdict to the result. Stopped with the result by a signal."""
+    if result["wall_s"] <= CERTIFIED_FROM_S:
+        return result
+    from embodied.audit import certify
+
+    seconds = min(CERTIFIED_WITHIN_S, result["wall_s"] / 10)
+    print(f"certifying within {seconds:.0f} s; without a limit: embodied audit {result['run']}", file=sys.stderr)
+    try:
+        with interrupt_on_signals():
+            certificate = certify(Path(result["run"]), seconds)
         result["certificate"] = {key: certificate[key] for key in ("passed", "open")}
-    return with_page(result)
+    except KeyboardInterrupt:
+        print("interrupted: the run has no certificate", file=sys.stderr)
+        raise Stopped(with_page(result)) from None
+    except (OSError, UserError) as error:  # the training counts all the same
+        print(f"no certificate could be written: {error}", file=sys.stderr)
+    return result
 
 
 def with_page(result: dict[str, Any]) -> dict[str, Any]:

@@ -52,7 +52,10 @@ def check_installation() -> str | None:
 
 
 class Failed(Exception):
-    """Raised by a command that failed, with the reason; its ``result`` is printed. code: exit code."""
+    """Raised by a command that failed, with the reason; its ``result`` is printed.
+
+    code: exit code; with another one than 2 the reason is a verdict, which is not called an error.
+    """
 
     def __init__(self, reason: str, result: dict[str, Any], code: int = 2) -> None:
         super().__init__(reason)
@@ -145,8 +148,8 @@ def _run(command: Callable[[Sequence[str]], dict[str, Any]], usage: str | None, 
     except Stopped as stopped:
         result, code = stopped.result, INTERRUPTED
     except Failed as failed:
-        print(f"error: {failed}", file=sys.stderr)
         result, code = failed.result, failed.code
+        print(f"error: {failed}" if code == 2 else failed, file=sys.stderr)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return INTERRUPTED

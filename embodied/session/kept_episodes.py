@@ -34,9 +34,13 @@ def made_with() -> dict[str, str]:
     return versions | {"cpu": torch.backends.cpu.get_cpu_capability()}
 
 
-def read_episodes(path: Path) -> list[dict[str, Any]]:
-    """Read the records of a result's episodes. UserError if they are missing or malformed."""
+def read_episodes(path: Path, number: int) -> list[dict[str, Any]]:
+    """Read the records of a result's episodes. UserError if they are missing, malformed or not so many."""
+    kept = path.with_suffix(SUFFIX)
     try:
-        return [json.loads(line) for line in path.with_suffix(SUFFIX).read_text(encoding="utf-8").splitlines()]
+        rows = [json.loads(line) for line in kept.read_text(encoding="utf-8").splitlines()]
     except (OSError, ValueError) as error:
-        raise UserError(f"eval={path} has no episodes beside it, {path.with_suffix(SUFFIX).name}: {error}") from error
+        raise UserError(f"eval={path} has no episodes beside it, {kept.name}: {error}") from error
+    if len(rows) != number or not all(isinstance(row, dict) and {"env", "actions"} <= row.keys() for row in rows):
+        raise UserError(f"eval={path} is of {number} episodes, {kept.name} has not a record of each")
+    return rows

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import torch
 
 from embodied import audit, train
 from embodied.algos.ppo import PPO
+from embodied.core.process.interrupts import INTERRUPTED
 from embodied.policies import GaussianPolicy
 from embodied.runtime import checkpoint
 from embodied.runtime.local import LocalRuntime
@@ -135,6 +137,17 @@ def test_a_training_of_more_than_a_minute_ends_with_a_certificate_in_a_tenth_of_
     outcome = run_train(*SMALL, "eval_episodes=0", "total_steps=64", f"out={tmp_path / 'run'}")
     assert outcome.result["certificate"] == {"passed": True, "open": NAMES}
     assert "bundle             open    no time was left" in outcome.stderr
+
+
+def test_a_signal_during_the_certificate_leaves_the_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(train, "CERTIFIED_FROM_S", 0.0)
+    monkeypatch.setattr(checks, "CHECKS", (lambda audit: signal.raise_signal(signal.SIGTERM),))
+    outcome = run_train(*SMALL, "eval_episodes=2", "total_steps=64", f"out={tmp_path / 'run'}")
+    assert outcome.code == INTERRUPTED
+    assert (outcome.result["env_steps"], outcome.result["eval"]["episodes"]) == (64, 2)
+    assert Path(outcome.result["page"]).is_file()
+    assert "certificate" not in outcome.result
+    assert not (tmp_path / "run" / "certificate.json").exists()
 
 
 @pytest.mark.parametrize(

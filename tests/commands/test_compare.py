@@ -53,6 +53,7 @@ def test_a_policy_that_is_worse_fails_the_gate(tmp_path: Path) -> None:
     words = "min_difference=0.1", "limit=80"
     compared = run_compare(tmp_path, f"policies=[{paths[0]},{paths[1]}]", *words)
     assert (compared.code, compared.result["decision"], compared.result["better"]) == (1, "worse", "a")
+    assert compared.stderr.endswith(f"\nthe gate does not pass: {paths[1]} is worse\n")
     (tmp_path / "result.json").unlink()
     reverse = run_compare(tmp_path, f"policies=[{paths[1]},{paths[0]}]", *words)
     assert (reverse.code, reverse.result["decision"]) == (0, "not worse")

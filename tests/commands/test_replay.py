@@ -76,12 +76,20 @@ def test_a_checkpoint_that_has_changed_is_refused(evaluated: Path) -> None:
     refused = run_replay(evaluated)
     assert refused.code == 2
     assert "has changed since the evaluation: its policy has SHA-256" in refused.stderr
+    shutil.rmtree(found.path)
+    gone = run_replay(evaluated)
+    assert (gone.code, gone.stderr.count("\n")) == (2, 1)
+    assert f"which {run_dir} no longer has" in gone.stderr
 
 
 def test_a_file_without_episodes_is_refused(evaluated: Path, tmp_path: Path) -> None:
     assert "is not the result of an evaluation" in run_replay(tmp_path / "nothing.json").stderr
     assert "episode: got 6, allowed: 0 to 5" in run_replay(evaluated, "episode=6").stderr
-    evaluated.with_suffix(".episodes.jsonl").unlink()
+    records = evaluated.with_suffix(".episodes.jsonl")
+    for text in ("{}\n" * 6, records.read_text().partition("\n")[0]):
+        records.write_text(text)
+        assert "is of 6 episodes, " in run_replay(evaluated).stderr
+    records.unlink()
     refused = run_replay(evaluated)
     assert refused.code == 2
     assert "has no episodes beside it" in refused.stderr
