@@ -21,7 +21,6 @@ from rich.console import Console
 from rich.text import Text
 
 from embodied.core.config import nest, parse_overrides
-from embodied.core.errors import UserError
 from embodied.core.options import config_dataclass, from_mapping
 from embodied.deployment.bundle.format import sha256
 from embodied.report.metrics import write_json
@@ -41,7 +40,9 @@ def audit(argv: Sequence[str]) -> dict[str, Any]:
     """Examine a run; return its certificate. UserError for bad input, Failed with exit code 1 if a check fails."""
     run_dir = Path(from_mapping(AuditConfig, nest(parse_overrides(argv))).run)
     check_run_dir(run_dir)
-    before, last = read_json(run_dir / CERTIFICATE_FILE), last_checkpoint(run_dir)
+    from embodied.runtime import checkpoint  # imports torch
+
+    before, last = read_json(run_dir / CERTIFICATE_FILE), checkpoint.newest(run_dir)
     changed = sorted({name for name, _ in hashes(run_dir, last).items() ^ before.get("files", {}).items()})
     if changed and before.get("checkpoint") == last.name:
         why = f"changed since {run_dir / CERTIFICATE_FILE} was written; remove it to examine them anew"
@@ -59,11 +60,11 @@ def certify(run_dir: Path, seconds: float = inf) -> dict[str, Any]:
     seconds: time for all checks. UserError if the run has no checkpoint, or one that cannot be read.
     """
     from embodied.runtime import checkpoint  # these import torch
-    from embodied.session.machine import commit, machine
+    from embodied.session.results.machine import commit, machine
     from embodied.trainers.audit import CHECKS, Audit, examine, on_this_machine
 
     console, began = Console(stderr=True, highlight=False, soft_wrap=True), time.monotonic()
-    config, found, checks = read_run(run_dir), checkpoint.load(last_checkpoint(run_dir)), dict[str, Any]()
+    config, found, checks = read_run(run_dir), checkpoint.load(checkpoint.newest(run_dir)), dict[str, Any]()
     files = hashes(run_dir, found.path)  # a training that goes on may replace the checkpoint meanwhile
     with tempfile.TemporaryDirectory() as folder:
         audit = Audit(on_this_machine(config), run_dir, found, Path(folder), seconds)
@@ -87,16 +88,6 @@ def certify(run_dir: Path, seconds: float = inf) -> dict[str, Any]:
 def hashes(run_dir: Path, folder: Path) -> dict[str, str]:
     """Return the SHA-256 of what a certificate is about: the configuration and the files of a checkpoint."""
     return {str(file.relative_to(run_dir)): sha256(file) for file in (run_dir / CONFIG_FILE, *sorted(folder.iterdir()))}
-
-
-def last_checkpoint(run_dir: Path) -> Path:
-    """Return the folder of the newest checkpoint. UserError if there is none."""
-    from embodied.runtime.checkpoint import newest_first
-
-    folders = newest_first(run_dir / "checkpoints")
-    if not folders:
-        raise UserError(f"{run_dir} has no checkpoint yet")
-    return folders[0]
 
 
 main = partial(run_command, audit, __doc__, first="run")

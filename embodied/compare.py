@@ -51,10 +51,10 @@ from embodied.report.metrics import write_json
 from embodied.report.progress import Line
 from embodied.runtime.config import EvalNoise
 from embodied.session.command import Failed, run_command
-from embodied.session.config import RunConfig, compose_run, with_preset, with_simulator
+from embodied.session.config import RunConfig, compose_run, with_environments
 
 if TYPE_CHECKING:
-    from embodied.session.entrants import Entrant
+    from embodied.session.deployed.entrants import Entrant
 
 BATCH = 20  # episodes between two looks at the evidence
 ALPHA = 0.05
@@ -107,14 +107,14 @@ def compare(argv: Sequence[str]) -> dict[str, Any]:
         result |= {"policies": list(options.policies), "decision": decision, "comparisons": rows}
     write_json(path, result)
     if CODES[decision]:
-        found = " and ".join(row["policies"][1] for row in rows if row["decision"] == decision)
-        raise Failed(f"the gate does not pass: {found} is {decision}", result, CODES[decision])
+        names = " and ".join(row["policies"][1] for row in rows if row["decision"] == decision)
+        raise Failed(f"the gate does not pass: {names} is {decision}", result, CODES[decision])
     return result
 
 
 def enter(options: CompareConfig, opened: ExitStack) -> tuple[RunConfig, list[Entrant]]:
     """Load all policies and check that they fit; return the configuration of the environments, and the policies."""
-    from embodied.session.entrants import check_alike, read_entrant  # imports torch
+    from embodied.session.deployed.entrants import check_alike, read_entrant  # imports torch
 
     overrides = {"task": options.task, "device": options.device}
     config = None if options.task is None else compose_run(overrides)
@@ -129,8 +129,7 @@ def enter(options: CompareConfig, opened: ExitStack) -> tuple[RunConfig, list[En
     for entrant in entrants:
         if (entrant.config.task, entrant.config.sim) != (config.task, config.sim):
             print(f"{entrant.name} had other options of task or simulator in its training", file=sys.stderr)
-    config = with_preset(with_simulator(config, options.sim), "randomization", options.randomization)
-    return config, entrants
+    return with_environments(config, options.sim, options.randomization), entrants
 
 
 def play(

@@ -42,7 +42,7 @@ def convert(argv: Sequence[str]) -> dict[str, Any]:
     check_new_dir(out)
     from embodied.data import write  # these import torch
     from embodied.data.maniskill import read_trajectories
-    from embodied.session.robot_dataset import episodes_of
+    from embodied.session.deployed.robot_dataset import episodes_of
 
     if not source.is_dir() and source.suffix != ".npz":
         episodes, spec = read_trajectories(source, options.instruction)

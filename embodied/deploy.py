@@ -55,7 +55,7 @@ from embodied.deployment.robots.setup import map_robot
 from embodied.deployment.serving.protocol import read_api_key, require_packages
 from embodied.deployment.validation import parse_words
 from embodied.session.command import interrupt_on_signals, run_command
-from embodied.session.deployment import DeploymentRun
+from embodied.session.deployed.deployment import DeploymentRun
 
 
 def deploy(argv: Sequence[str]) -> dict[str, Any]:

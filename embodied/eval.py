@@ -23,13 +23,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from embodied.core.config import nest, parse_overrides
-from embodied.core.errors import UserError
 from embodied.core.options import (
     DeviceName,
     NonNegative,
@@ -44,14 +43,7 @@ from embodied.report.metrics import write_json
 from embodied.report.progress import Line, success_text
 from embodied.runtime.config import EvalNoise
 from embodied.session.command import run_command
-from embodied.session.config import RunConfig, read_run, with_device, with_preset, with_simulator
-
-if TYPE_CHECKING:
-    from embodied.core.env import Film, VecEnv
-    from embodied.core.policy import Policy
-
-VIDEO_ENVS = 4  # side by side
-VIDEO_SIZE = (320, 240)  # width and height of each, pixels
+from embodied.session.config import read_acting
 
 
 @config_dataclass
@@ -75,75 +67,45 @@ def evaluate_run(argv: Sequence[str]) -> dict[str, Any]:
     """Evaluate a checkpoint of a run; return the contract's result. UserError for bad input."""
     options = from_mapping(EvalConfig, nest(parse_overrides(argv)))
     run_dir = Path(options.run)
-    config = with_device(with_simulator(read_run(run_dir), options.sim), options.device)
-    config = with_preset(config, "randomization", options.randomization)
+    config = read_acting(run_dir, options.device, options.sim, options.randomization)
     from embodied.session.factories import delay_steps, evaluate_policy, load_checkpoint, load_policy  # import torch
     from embodied.session.kept_episodes import keep_episodes
+    from embodied.session.results import filming
 
     found = load_checkpoint(run_dir, options.checkpoint)
     policy = load_policy(config, found)
     delay = delay_steps(config, options.delay_ms)
-    task = config.task.name
-    filmed = make_filmed(config, delay, VIDEO_ENVS) if options.video else None
-    print(f"evaluating {found.path} on {task}: {options.episodes} episodes, seed {options.seed}", file=sys.stderr)
     noise = options.noise or config.runtime.eval_noise
     kept: list[dict[str, Any]] = []
-    with closing(Line()) as line:
-        watch = line.evaluating(f"{options.episodes} episodes")
-        [result] = evaluate_policy(
-            config, policy, options.episodes, options.seed, [noise], options.num_threads, delay, watch, kept
-        )
-    delay_ms = options.delay_ms if config.max_delay else options.delay_ms or 0.0
-    result |= {"delay_ms": delay_ms, "randomization": options.randomization or "run", "sim": config.sim.name}
-    for split, rates in result.get("splits", {}).items():
-        if "success_at_end" in rates:
-            print(f"instructions of split {split}: success {success_text(rates)}", file=sys.stderr)
-    result |= {"run": str(run_dir), "checkpoint": found.path.name, "env_steps": found.env_steps}
-    name = f"{found.path.name}_seed{options.seed}" + ("_seeded" if noise == "seeded" else "")
-    name += "" if options.delay_ms is None else f"_delay{options.delay_ms:g}ms"
-    name += "".join("" if choice is None else f"_{choice}" for choice in (options.randomization, options.sim))
-    path = run_dir / "eval" / f"{name}_episodes{options.episodes}.json"
-    result |= keep_episodes(path, kept, found.path)
-    write_json(path, result)
-    if filmed is not None:
-        path = run_dir / "videos" / f"{name}.mp4"
-        note = f"filming {VIDEO_ENVS} episodes into {path}; where pictures are ray cast, this takes a minute or two"
-        success = f"success {result['success_at_end']:.1%}; " if "success_at_end" in result else ""
-        print(f"{success}{note}", file=sys.stderr)
-        record_video(*filmed, policy, path, options.seed, noise)
-        result["video"] = str(path)
+    with ExitStack() as opened:
+        filmed = opened.enter_context(filming.filming(config, filming.ENVS, delay)) if options.video else None
+        episodes = f"{options.episodes} episodes"
+        print(f"evaluating {found.path} on {config.task.name}: {episodes}, seed {options.seed}", file=sys.stderr)
+        with closing(Line()) as line:
+            [result] = evaluate_policy(
+                config, policy, options.episodes, options.seed, [noise], options.num_threads, delay,
+                line.evaluating(episodes), kept,
+            )  # fmt: skip
+        delay_ms = options.delay_ms if config.max_delay else options.delay_ms or 0.0
+        result |= {"delay_ms": delay_ms, "randomization": options.randomization or "run", "sim": config.sim.name}
+        for split, rates in result.get("splits", {}).items():
+            if "success_at_end" in rates:
+                print(f"instructions of split {split}: success {success_text(rates)}", file=sys.stderr)
+        result |= {"run": str(run_dir), "checkpoint": found.path.name, "env_steps": found.env_steps}
+        name = f"{found.path.name}_seed{options.seed}" + ("_seeded" if noise == "seeded" else "")
+        name += "" if options.delay_ms is None else f"_delay{options.delay_ms:g}ms"
+        name += "".join("" if choice is None else f"_{choice}" for choice in (options.randomization, options.sim))
+        path = run_dir / "eval" / f"{name}_episodes{options.episodes}.json"
+        result |= keep_episodes(path, kept, found.path)
+        write_json(path, result)
+        if filmed is not None:
+            path, where = run_dir / "videos" / f"{name}.mp4", "where pictures are ray cast"
+            note = f"filming {filming.ENVS} episodes into {path}; {where}, this takes a minute or two"
+            success = f"success {result['success_at_end']:.1%}; " if "success_at_end" in result else ""
+            print(f"{success}{note}", file=sys.stderr)
+            filming.film_evaluation(*filmed, policy, path, options.seed, noise)
+            result["video"] = str(path)
     return result
-
-
-def make_filmed(config: RunConfig, delay: int | None, num_envs: int) -> tuple[VecEnv, Film]:
-    """Build the environments of a video; return them and their ``film``. UserError if they cannot be rendered.
-
-    delay: see ``make_acting_env``.
-    """
-    from embodied.runtime import threads
-    from embodied.session.factories import make_acting_env
-
-    env = make_acting_env(config, num_envs, threads.available_cores(), delay=delay)
-    if env.film is None:
-        env.close()
-        raise UserError(f"video=true: the environments of task {config.task.name} cannot be rendered")
-    return env, env.film
-
-
-def record_video(
-    env: VecEnv, film: Film, policy: Policy, path: Path, seed: int, noise: EvalNoise, first: int = 0
-) -> None:
-    """Write an MP4 of episodes of an evaluation, from ``first`` on, side by side, each below its instruction."""
-    from embodied.report.video import caption, record
-    from embodied.session.factories import evaluation_plans
-
-    with closing(env), closing(Line()) as line:
-        render = film(*VIDEO_SIZE)
-        record(
-            env, policy, path, lambda: caption(render(), env.instruction_texts),
-            evaluation_plans(env.spec, first + env.num_envs, seed).rows(slice(first, None)), seeded=noise == "seeded",
-            watch=line.evaluating(f"{env.num_envs} episodes", "filmed"),
-        )  # fmt: skip
 
 
 main = partial(run_command, evaluate_run, __doc__, first="run")

@@ -26,7 +26,7 @@ from embodied.core.config import nest, parse_overrides
 from embodied.core.options import DeviceName, PositiveInt, config_dataclass, from_mapping
 from embodied.deployment.bundle.format import BUNDLE_FILE, sha256
 from embodied.session.command import run_command
-from embodied.session.config import read_run, with_device
+from embodied.session.config import read_acting
 from embodied.session.files import check_new_dir
 
 
@@ -46,10 +46,10 @@ def export(argv: Sequence[str]) -> dict[str, Any]:
     """Write a bundle; return the command's result. UserError for bad input, with nothing written."""
     options = from_mapping(ExportConfig, nest(parse_overrides(argv)))
     run_dir, out = Path(options.run), Path(options.out)
-    config = with_device(read_run(run_dir), options.device)
+    config = read_acting(run_dir, options.device)
     check_new_dir(out)
     from embodied.deployment.bundle.write import check_exportable, chosen_layout, write_bundle  # these import torch
-    from embodied.session.exporting import bundle_source, origin_of
+    from embodied.session.deployed.exporting import bundle_source, origin_of
     from embodied.session.factories import build_policy, load_checkpoint, load_policy, make_spec
 
     found = load_checkpoint(run_dir, options.checkpoint)

@@ -25,10 +25,9 @@ import numpy as np
 from embodied.core.config import nest, parse_overrides
 from embodied.core.errors import UserError, wrong_value
 from embodied.core.options import DeviceName, NonNegativeInt, Text, config_dataclass, from_mapping
-from embodied.eval import VIDEO_ENVS, make_filmed, record_video
 from embodied.report.progress import Line
 from embodied.session.command import Failed, run_command
-from embodied.session.config import RunConfig, read_run, with_device, with_preset, with_simulator
+from embodied.session.config import read_acting
 from embodied.session.files import check_run_dir, read_json
 
 if TYPE_CHECKING:
@@ -57,10 +56,12 @@ def replay(argv: Sequence[str]) -> dict[str, Any]:
         what = "is of an evaluation that kept no episodes" if result else "is not the result of an evaluation"
         raise UserError(f"eval={path} {what}: give a file that embodied.eval or the end of a training wrote into eval/")
     check_run_dir(run_dir)
-    config = evaluated_config(result, run_dir, options.device)
+    preset = result.get("randomization")
+    config = read_acting(run_dir, options.device, result.get("sim"), None if preset == "run" else preset)
     from embodied.runtime.checkpoint import policy_hash
     from embodied.session.factories import delay_steps, evaluate_policy, load_checkpoint, load_policy
     from embodied.session.kept_episodes import made_with, read_episodes
+    from embodied.session.results import filming
 
     if not (run_dir / "checkpoints" / result["checkpoint"]).is_dir():
         raise UserError(f"eval={path} is of checkpoint {result['checkpoint']}, which {run_dir} no longer has")
@@ -88,9 +89,10 @@ def replay(argv: Sequence[str]) -> dict[str, Any]:
         "made_with": result["made_with"], "replayed_with": made_with(),
     }  # fmt: skip
     if options.video:
-        first, number = (0, min(VIDEO_ENVS, len(before))) if chosen is None else (chosen, 1)
+        first, number = (0, min(filming.ENVS, len(before))) if chosen is None else (chosen, 1)
         video = run_dir / "videos" / f"{path.stem}_episode{first}.mp4"
-        record_video(*make_filmed(config, delay, number), policy, video, result["seed"], result["noise"], first)
+        with filming.filming(config, number, delay) as filmed:
+            filming.film_evaluation(*filmed, policy, video, result["seed"], result["noise"], first)
         report["video"] = str(video)
     for row in differing[:SHOWN]:
         print(f"episode {row['episode']}: was {row['was']}, is {row['is']}", file=sys.stderr)
@@ -109,13 +111,6 @@ def alone(plans: EpisodePlans, episode: int, env: int) -> EpisodePlans:
     chosen = plans.rows(np.full(len(rows), episode))
     chosen.filler_n[:] = rows != env
     return chosen
-
-
-def evaluated_config(result: Mapping[str, Any], run_dir: Path, device: str) -> RunConfig:
-    """Return the configuration that a result was evaluated with."""
-    config = with_device(with_simulator(read_run(run_dir), result.get("sim")), device)
-    preset = result.get("randomization", "run")
-    return config if preset == "run" else with_preset(config, "randomization", preset)
 
 
 def difference(was: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any] | None:

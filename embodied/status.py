@@ -29,7 +29,7 @@ from embodied.core.config import nest, parse_overrides
 from embodied.core.options import config_dataclass, from_mapping
 from embodied.report.progress import count, duration, percent
 from embodied.session.command import run_command
-from embodied.session.state import ALIVE, read_status
+from embodied.session.results.state import ALIVE, read_status
 
 REFRESH_S = 1.0
 

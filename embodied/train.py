@@ -102,7 +102,7 @@ def with_certificate(result: dict[str, Any]) -> dict[str, Any]:
 
 def with_page(result: dict[str, Any]) -> dict[str, Any]:
     """Write the page of a run, or of the runs of several seeds, and add its path to the result; None without a page."""
-    from embodied.session.page import write_page
+    from embodied.session.results.page import write_page
 
     result["page"] = None
     try:

@@ -31,7 +31,7 @@ from embodied.deployment.robots.mapping import Entry
 from embodied.deployment.validation import from_json
 from embodied.envs.registry import FAMILIES, TASKS, sim_options
 from embodied.session.command import with_first_key
-from embodied.session.planned import read_server_mapping
+from embodied.session.deployed.planned import read_server_mapping
 from embodied.train import train
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -37,7 +37,7 @@ from embodied.deployment.control.safety import Limits, Safety
 from embodied.deployment.robots.sim import SimRobot
 from embodied.deployment.serving.client import RemotePlanner
 from embodied.session.config import compose_run
-from embodied.session.exporting import bundle_source
+from embodied.session.deployed.exporting import bundle_source
 from embodied.session.factories import build_policy, make_policy, make_spec
 
 Inputs = dict[str, NDArray[Any]]

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from embodied.core.algorithm import Metrics
 from embodied.core.errors import one_line
 from embodied.runtime import Runtime
-from embodied.session.machine import machine
+from embodied.session.results.machine import machine
 
 T = TypeVar("T")
 

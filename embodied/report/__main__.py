@@ -13,7 +13,6 @@ Last line of stdout: {"page", "runs", "videos", "bytes"}.
 
 import sys
 from collections.abc import Sequence
-from contextlib import closing
 from dataclasses import field
 from functools import partial
 from itertools import accumulate
@@ -28,11 +27,11 @@ from embodied.core.errors import UserError
 from embodied.core.options import Text, config_dataclass, from_mapping
 from embodied.report.page import Film
 from embodied.session.command import run_command
-from embodied.session.config import read_run, with_device
-from embodied.session.page import write_page
+from embodied.session.config import read_acting
+from embodied.session.results.page import write_page
 
 TRIED = 100  # episodes that films are chosen from
-FILMS, SIZE = 6, (320, 240)  # at most so many, of so many pixels
+FILMS = 6  # at most
 MOST_BYTES = 3_500_000  # of all films: a third more in the page
 
 
@@ -75,20 +74,18 @@ def film(run_dir: Path, most: int) -> list[Film]:
 
     UserError for a run without a checkpoint, or whose environments cannot be rendered.
     """
-    config = with_device(read_run(run_dir), "auto")
+    config = read_acting(run_dir, "auto")
     from embodied.core.spec import SUCCESS  # import torch
-    from embodied.report.video import caption, record_each
+    from embodied.report.video import record
     from embodied.runtime.evaluator import run_episodes
-    from embodied.runtime.threads import available_cores
     from embodied.session import factories
+    from embodied.session.results.filming import filming
 
     policy = factories.load_policy(config, factories.load_checkpoint(run_dir, "last")).to(
         factories.acting_device(config)
     )
     noise = config.runtime.eval_noise
-    with closing(factories.make_acting_env(config, TRIED, available_cores())) as env:
-        if env.film is None:
-            raise UserError(f"the environments of task {config.task.name} cannot be rendered")
+    with filming(config, TRIED) as (env, _):
         plans = factories.evaluation_plans(env.spec, TRIED, config.seed)
         episodes = run_episodes(policy, env, plans, noise)
     assert episodes is not None
@@ -97,20 +94,11 @@ def film(run_dir: Path, most: int) -> list[Film]:
     failures = failures[: max(most // 2, most - len(successes))]
     chosen = successes[: most - len(failures)] + failures
     print(f"filming {len(chosen)} episodes of {run_dir}; videos=false leaves them out", file=sys.stderr)
-    with (
-        TemporaryDirectory() as folder,
-        closing(factories.make_acting_env(config, len(chosen), available_cores())) as env,
-    ):
-        renderer = env.film_quickly or env.film
-        assert renderer is not None
-        render, rows, seeded = renderer(*SIZE), plans.rows(np.array(chosen)), noise == "seeded"
-        shown = record_each(
-            env, policy, lambda: caption(render(), env.instruction_texts), rows, Path(folder), seeded=seeded
-        )
-        return [
-            Film(path.read_bytes(), solved, f"{run_dir}, episode {i}")
-            for i, (path, solved) in zip(chosen, shown, strict=True)
-        ]
+    with TemporaryDirectory() as folder, filming(config, len(chosen), quickly=True) as filmed:
+        paths = [Path(folder) / f"{i}.mp4" for i in chosen]
+        solved_N = record(*filmed, policy, plans.rows(np.array(chosen)), paths, seeded=noise == "seeded")
+        shown = zip(paths, solved_N, chosen, strict=True)
+        return [Film(path.read_bytes(), solved, f"{run_dir}, episode {i}") for path, solved, i in shown]
 
 
 main = partial(run_command, report, __doc__, first="run")

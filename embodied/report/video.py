@@ -23,76 +23,43 @@ BACKGROUND, INK = (32, 36, 44), (255, 255, 255)
 
 
 def record(
-    env: VecEnv, policy: Policy, path: Path, render: Callable[[], Pixels], plans: EpisodePlans, *,
+    env: VecEnv, render: Callable[[], Pixels], policy: Policy, plans: EpisodePlans, paths: Sequence[Path], *,
     seeded: bool = False, watch: Callable[[float], None] = lambda share: None,
-) -> int:  # fmt: skip
-    """Film the policy as it is deployed, all envs in a grid; return the number of frames.
+) -> list[bool | None]:  # fmt: skip
+    """Film the policy as it is deployed, an episode in each env: all in a grid, or each to its end in its own video.
 
-    render: returns images [N, h, w, 3] of the present states of all envs. It is called at the start of episodes and
-    after every control step. plans: the episodes; their number must be a multiple of the number of envs. seeded: see
-    ``EvalRollout``. watch: receives the fraction of frames that are written, relative to full-length episodes. The film
-    is in real time, and the file appears when it is complete.
+    render: returns images [N, h, w, 3] of the present states of all envs. It is called at the start of the episodes and
+    after every control step. paths: one, or one for each env. seeded: see ``EvalRollout``. watch: receives the fraction
+    of frames that are written, relative to full-length episodes. Return whether the episodes ended with success (None:
+    the task reports none). The films are in real time, and the files appear when they are complete.
     """
-    assert len(plans) % env.num_envs == 0, f"{len(plans)} episodes in {env.num_envs} envs"
-    frames, most = 0, len(plans) // env.num_envs * (env.spec.max_episode_steps + 1)
-    with open_mp4(path, 1.0 / env.spec.control_dt_s) as write:
-
-        def film(_: object = None) -> None:
-            nonlocal frames
-            write(grid(render()))
-            frames += 1
-            watch(frames / most)
-
-        env.on_control_step = film
-        try:
-            for first in range(0, len(plans), env.num_envs):
-                rollout = EvalRollout(policy, env, plans.rows(slice(first, first + env.num_envs)), seeded)
-                film()
-                ended = np.zeros(env.num_envs, bool)
-                while not ended.all():
-                    step = rollout.step()
-                    ended |= (step.terminated_N | step.truncated_N).numpy()
-        finally:
-            env.on_control_step = None
-    return frames
-
-
-def record_each(
-    env: VecEnv,
-    policy: Policy,
-    render: Callable[[], Pixels],
-    plans: EpisodePlans,
-    folder: Path,
-    *,
-    seeded: bool = False,
-) -> list[tuple[Path, bool | None]]:
-    """Film as many episodes as there are envs, each to its end, as one video; see ``record``.
-
-    Return the videos, and whether the episodes ended with success (None: the task reports none).
-    """
-    paths = [folder / f"{i}.mp4" for i in range(env.num_envs)]
     solved: list[bool | None] = [None] * env.num_envs
-    frames: list[Pixels] = []
-    env.on_control_step = lambda _: frames.append(render())
+    running_N, frames, written = np.ones(env.num_envs, bool), list[Pixels](), 0
     with ExitStack() as stack:
         writes = [stack.enter_context(open_mp4(path, 1.0 / env.spec.control_dt_s)) for path in paths]
+
+        def write(images: Pixels, shown_N: NDArray[np.bool_]) -> None:
+            nonlocal written
+            for i in (0,) if len(writes) == 1 else np.flatnonzero(shown_N):
+                writes[i](grid(images) if len(writes) == 1 else images[i])
+            written += 1
+            watch(written / (env.spec.max_episode_steps + 1))
+
+        env.on_control_step = lambda _: frames.append(render())
+        stack.callback(setattr, env, "on_control_step", None)
         rollout = EvalRollout(policy, env, plans, seeded)
-        for write, image in zip(writes, render(), strict=True):
-            write(image)
-        running = set(range(env.num_envs))
-        while running:
+        write(render(), running_N)
+        while running_N.any():
             frames.clear()
             step = rollout.step()
-            for i in running:
-                for images in frames[: int(step.num_steps_N[i])]:
-                    writes[i](images[i])
+            for k, images in enumerate(frames):
+                write(images, running_N & (step.num_steps_N.numpy() > k))
             ended = step.episodes.env_id_M.tolist()
             for i, success in zip(ended, step.episodes.at_end.get(SUCCESS, [None] * len(ended)), strict=True):
-                if i in running:
-                    solved[i] = None if success is None else bool(success)
-            running -= {*ended}
-    env.on_control_step = None
-    return list(zip(paths, solved, strict=True))
+                if running_N[i] and success is not None:
+                    solved[i] = bool(success)
+            running_N[ended] = False
+    return solved
 
 
 def grid(rgb_nhw3: Pixels) -> Pixels:

@@ -105,6 +105,14 @@ def load_latest(run_dir: Path, only: str | None = None) -> Checkpoint | None:
     return None
 
 
+def load_last(run_dir: Path, only: str | None = None) -> Checkpoint:
+    """Load as ``load_latest`` does. UserError if there is no checkpoint, too."""
+    newest(run_dir)
+    found = load_latest(run_dir, only)
+    assert found is not None
+    return found
+
+
 def load(folder: Path, only: str | None = None) -> Checkpoint:
     """Load one checkpoint. CorruptCheckpoint if a needed file is missing, damaged or unreadable."""
     files, env_steps = _read_manifest(folder)
@@ -195,6 +203,13 @@ def newest_first(folder: Path) -> list[Path]:
     """Return the checkpoints ``step_<env_steps>`` in a folder of them, the newest first."""
     steps = [path for path in folder.glob("step_*") if re.fullmatch(r"step_\d+", path.name)]
     return sorted(steps, key=_steps, reverse=True)
+
+
+def newest(run_dir: Path) -> Path:
+    """Return the newest checkpoint of a run. UserError if it has none."""
+    for path in newest_first(run_dir / "checkpoints"):
+        return path
+    raise UserError(f"{run_dir} has no checkpoint yet")
 
 
 def _steps(path: Path) -> int:

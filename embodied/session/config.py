@@ -148,20 +148,9 @@ def with_architecture(config: RunConfig, run_dir: Path) -> RunConfig:
     return replace(config, policy=replace(config.policy, options=replace(options, pretrained=str(kept))))
 
 
-def with_preset(config: RunConfig, group: str, choice: str | None) -> RunConfig:
-    """Return a configuration with the settings of a preset in place of those that any preset of the group has.
-
-    None changes nothing. UserError for an unknown preset, or settings that the section cannot have.
-    """
-    if choice is None:
-        return config
-    mapping, section = to_mapping(config), PRESETS[group]
-    settings = read_preset(CONFIG_DIR, group, choice)
-    for path in (CONFIG_DIR / group).glob("*.yaml"):
-        for key in read_preset(CONFIG_DIR, group, path.stem):
-            mapping[section].pop(key, None)
-    mapping[section] |= settings
-    return resolve(mapping)
+def read_acting(run_dir: Path, device: str, sim: str | None = None, randomization: str | None = None) -> RunConfig:
+    """Read the configuration of a run to act with in this process; see ``with_device`` and ``with_environments``."""
+    return with_device(with_environments(read_run(run_dir), sim, randomization), device)
 
 
 def with_device(config: RunConfig, name: str) -> RunConfig:
@@ -169,16 +158,23 @@ def with_device(config: RunConfig, name: str) -> RunConfig:
     return replace(config, runtime=RuntimeConfig(device=name, eval_noise=config.runtime.eval_noise))
 
 
-def with_simulator(config: RunConfig, name: str | None) -> RunConfig:
-    """Return a configuration with another simulator, its default options and the run's randomisation.
+def with_environments(config: RunConfig, sim: str | None, randomization: str | None) -> RunConfig:
+    """Return a configuration with another simulator, or with a preset's settings in place of those of any preset.
 
-    None and its own change nothing. UserError for a simulator that does not run the task or cannot randomise it.
+    A simulator has its default options and the run's randomisation. None, and its own simulator, change nothing.
+    UserError for an unknown preset, and for a simulator that does not run the task or cannot randomise it.
     """
-    if name is None or name == config.sim.name:
-        return config
     sections = to_mapping(config)
-    terms = sections["sim"].get("randomization")
-    return resolve({**sections, "sim": {"name": name} | ({"randomization": terms} if terms else {})})
+    if sim not in (None, config.sim.name):
+        terms = sections["sim"].get("randomization")
+        sections["sim"] = {"name": sim} | ({"randomization": terms} if terms else {})
+    if randomization is not None:
+        settings = read_preset(CONFIG_DIR, "randomization", randomization)
+        for path in (CONFIG_DIR / "randomization").glob("*.yaml"):
+            for key in read_preset(CONFIG_DIR, "randomization", path.stem):
+                sections["sim"].pop(key, None)
+        sections["sim"] |= settings
+    return config if sim is randomization is None else resolve(sections)
 
 
 def resume_run(run_dir: Path, overrides: Mapping[str, Any]) -> RunConfig:

@@ -92,14 +92,14 @@ def acting_device(config: RunConfig) -> torch.device:
 
 
 def make_acting_env(
-    config: RunConfig, num_envs: int, num_threads: int, run_dir: Path = Path(), delay: int | None = None
+    config: RunConfig, num_envs: int, num_threads: int = 0, run_dir: Path = Path(), delay: int | None = None
 ) -> VecEnv:
     """Build the environments in which the run's policy acts: those of ``make_env``, with its delays of inference.
 
-    delay: delay of all decisions but an episode's first, control steps. None draws it for a policy with ``max_delay``;
-    for another policy it is 0.
+    num_threads: 0 is all cores. delay: delay of all decisions but an episode's first, control steps. None draws it for
+    a policy with ``max_delay``; for another policy it is 0.
     """
-    env = make_env(config, num_envs, num_threads, run_dir)
+    env = make_env(config, num_envs, num_threads or threads.available_cores(), run_dir)
     return with_delays(env, config.policy.options.execute, config.max_delay, delay)
 
 
@@ -170,9 +170,7 @@ def make_initial_policy(config: RunConfig, spec: EnvSpec) -> Policy:
     source = read_run(run_dir)
     if source.task.name != config.task.name:
         raise UserError(f"{where} is a run of task {source.task.name}, this one is of {config.task.name}")
-    found = checkpoint.load_latest(run_dir, only="policy")
-    if found is None:
-        raise UserError(f"{where} has no checkpoint yet")
+    found = checkpoint.load_last(run_dir, only="policy")
     fresh = () if ALGORITHMS[source.algo.name].build.explores else tuple(policy.not_imitated or ())
     weights, own = checkpoint.read_weights(found.state, where), policy.state_dict()
     if policy.wraps is not None and source.policy.name != config.policy.name:
@@ -201,10 +199,7 @@ def make_algorithm(config: RunConfig, policy: Policy) -> Any:
 def load_checkpoint(run_dir: Path, name: str) -> checkpoint.Checkpoint:
     """Load the policy's part of a checkpoint: ``last`` (the newest that is whole) or ``step_<env_steps>``."""
     if name == "last":
-        newest = checkpoint.load_latest(run_dir, only="policy")
-        if newest is None:
-            raise UserError(f"{run_dir} has no checkpoint yet")
-        return newest
+        return checkpoint.load_last(run_dir, only="policy")
     folders = {path.name: path for path in checkpoint.newest_first(run_dir / "checkpoints")}
     if name not in folders:
         raise unknown_name("checkpoint", name, ["last", *folders])
@@ -247,7 +242,6 @@ def evaluate_policy(
 
     policy.to(acting_device(config))
     threads.use(num_threads or threads.torch_cores())
-    num_threads = num_threads or threads.available_cores()
     with closing(make_acting_env(config, min(episodes, MAX_EVAL_ENVS), num_threads, delay=delay)) as env:
         plans = choose(evaluation_plans(env.spec, episodes, seed))
         return [

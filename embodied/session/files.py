@@ -1,6 +1,6 @@
 """Files of a run that other processes read: its lock and its state. Imports no torch.
 
-training: lock_run, Journal ──► .lock, state.json, warnings.log ──► embodied.session.state: lock_owner, read_json
+training: lock_run, Journal ──► .lock, state.json, warnings.log ──► session/results/state.py: lock_owner, read_json
 """
 
 import errno

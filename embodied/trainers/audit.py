@@ -34,7 +34,7 @@ from embodied.runtime.checkpoint import Checkpoint
 from embodied.runtime.evaluator import run_episodes
 from embodied.session import factories
 from embodied.session.config import RunConfig
-from embodied.session.exporting import bundle_source, origin_of
+from embodied.session.deployed.exporting import bundle_source, origin_of
 from embodied.trainers import trainer_of
 from embodied.trainers.reinforcement import ReinforcementTrainer, build
 
@@ -199,7 +199,7 @@ def check_evaluation(audit: Audit) -> Result:
     audit.claim_repetition()
     config, columns = audit.config, list[Tensor]()
     for _ in range(2):
-        with closing(factories.make_acting_env(config, EPISODES, threads.available_cores())) as env:
+        with closing(factories.make_acting_env(config, EPISODES)) as env:
             plans = factories.evaluation_plans(env.spec, EPISODES, config.seed)
             noise = config.runtime.eval_noise
             ended = run_episodes(audit.policy(), env, plans, noise, watch=lambda _: audit.need(0))

@@ -9,9 +9,9 @@ import imageio_ffmpeg
 import numpy as np
 import pytest
 
-from embodied import eval as eval_command
 from embodied.report import progress
 from embodied.report.video import caption
+from embodied.session.results import filming
 from tests.commands.helpers import Outcome, run_eval, run_tasks
 
 
@@ -67,8 +67,8 @@ def test_an_older_checkpoint_can_be_named(trained: tuple[Path, Outcome]) -> None
 
 
 def test_video_shows_the_evaluated_policy(trained: tuple[Path, Outcome], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(eval_command, "VIDEO_ENVS", 1)
-    monkeypatch.setattr(eval_command, "VIDEO_SIZE", (64, 48))
+    monkeypatch.setattr(filming, "ENVS", 1)
+    monkeypatch.setattr(filming, "SIZE", (64, 48))
     monkeypatch.setattr(progress, "PLAIN_INTERVAL_S", 0.0)
     evaluated = run_eval(f"run={trained[0]}", "episodes=2", "video=true")
     assert evaluated.code == 0, evaluated.stderr

@@ -21,7 +21,7 @@ from embodied import status
 from embodied.report import progress
 from embodied.runtime.evaluator import Evaluator
 from embodied.session.files import Journal, lock_owner, lock_run
-from embodied.session.state import read_status
+from embodied.session.results.state import read_status
 from tests.commands.helpers import SMALL, Outcome, run, run_eval, run_train
 from tests.runtime.test_trace import read
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from embodied import eval as eval_command
 from embodied import replay
 from embodied.runtime import checkpoint
+from embodied.session.results import filming
 from tests.commands.helpers import Outcome, run, run_eval
 
 
@@ -96,7 +96,7 @@ def test_a_file_without_episodes_is_refused(evaluated: Path, tmp_path: Path) -> 
 
 
 def test_one_episode_is_filmed(evaluated: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(eval_command, "VIDEO_SIZE", (64, 48))
+    monkeypatch.setattr(filming, "SIZE", (64, 48))
     filmed = run_replay(evaluated, "episode=4", "video=true")
     assert filmed.code == 0, filmed.stderr
     assert Path(filmed.result["video"]).is_file()

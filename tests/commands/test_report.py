@@ -10,6 +10,7 @@ import imageio_ffmpeg
 import pytest
 
 from embodied.report import __main__ as report
+from embodied.session.results import filming
 from tests.commands.helpers import SMALL, Outcome, run, run_train
 
 
@@ -29,7 +30,7 @@ def test_seeds_end_with_one_page_of_all(tmp_path: Path) -> None:
 
 def test_a_disk_that_takes_no_page_does_not_fail_a_training(tmp_path: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("embodied.session.page.PAGE_FILE", "config.yaml/page.html")
+        patch.setattr("embodied.session.results.page.PAGE_FILE", "config.yaml/page.html")
         outcome = run_train(*SMALL, "total_steps=64", "eval_episodes=0", f"out={tmp_path / 'run'}")
     assert (outcome.code, outcome.result["page"]) == (0, None)
     assert "no page could be written" in outcome.stderr
@@ -37,7 +38,7 @@ def test_a_disk_that_takes_no_page_does_not_fail_a_training(tmp_path: Path) -> N
 
 def test_videos_are_of_successes_and_of_failures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(report, "TRIED", 16)
-    monkeypatch.setattr(report, "SIZE", (64, 48))
+    monkeypatch.setattr(filming, "SIZE", (64, 48))
     run_train(*SMALL, "total_steps=64", "eval_episodes=0", "task.success_m=0.25", f"out={tmp_path / 'run'}")
     outcome = run(report.main, [f"run={tmp_path / 'run'}", "videos=true"])
     html = (tmp_path / "run" / "page.html").read_text("utf-8")

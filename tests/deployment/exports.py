@@ -12,7 +12,7 @@ from torch import nn
 from embodied.deployment.bundle.description import Bundle, Origin
 from embodied.deployment.bundle.write import write_bundle
 from embodied.session.config import RunConfig, compose_run
-from embodied.session.exporting import bundle_source, record
+from embodied.session.deployed.exporting import bundle_source, record
 from embodied.session.factories import build_policy, make_policy, make_spec
 
 SMALL = {"policy.critic_hidden": [16], "num_envs": 4, "total_steps": 100, "device": "cpu"}

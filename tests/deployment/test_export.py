@@ -24,7 +24,7 @@ from embodied.deployment.bundle.runner import PolicyRunner, parity
 from embodied.deployment.bundle.torch_runner import PhysicalPlan
 from embodied.envs import make_pool, make_sampler
 from embodied.policies.normalizer import RunningNormalizer
-from embodied.session import exporting
+from embodied.session.deployed import exporting
 from embodied.session.factories import make_spec
 from tests.commands.helpers import SMALL as SMALL_RUN
 from tests.commands.helpers import run, run_train

@@ -26,8 +26,8 @@ from embodied.deployment.bundle.format import read_bundle, sha256, write_descrip
 from embodied.deployment.bundle.runner import PolicyRunner, check_parity, parity
 from embodied.deployment.bundle.write import chosen_layout
 from embodied.deployment.serving.client import RemotePlanner
-from embodied.session import exporting
 from embodied.session.config import RunConfig
+from embodied.session.deployed import exporting
 from embodied.session.factories import build_policy, make_spec
 from embodied.session.torch_runner import TorchRunner
 from tests.commands.helpers import SMALL, run, run_train

@@ -176,9 +176,10 @@ def test_an_episode_becomes_a_video(tmp_path: Path) -> None:
         pool.task, pool.batch, Camera("c", 64, 48, 36.0, pos=(1.75, -1.1, 0.85), lookat=(0.3, 0, 0.22)), fine=False
     )
     path = tmp_path / "videos" / "episode.mp4"
-    frames = record(pool, Still(), path, viewer.render, first_episodes(pool.spec, 6, seed=7))
+    ended = record(pool, viewer.render, Still(), first_episodes(pool.spec, 3, seed=7), [path])
     meta, pictures = read_mp4(path)
-    assert frames == len(pictures) == 2 * (5 + 1)  # two rounds of five steps and the initial state
+    assert ended == [False] * 3
+    assert len(pictures) == 5 + 1  # five steps and the initial state
     assert meta["size"] == (128, 96)
     assert meta["fps"] == pytest.approx(1 / pool.spec.control_dt_s)
     assert meta["codec"] == "h264"

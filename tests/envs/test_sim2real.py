@@ -19,7 +19,7 @@ from embodied.envs import MujocoPool, make_sampler
 from embodied.envs.episodes.seeding import EpisodeRng
 from embodied.envs.mujoco.randomization.object_shapes import SIZE_FIELDS
 from embodied.envs.mujoco.scene import Shape, add_object
-from embodied.session.config import CONFIG_DIR, compose_run, with_preset
+from embodied.session.config import CONFIG_DIR, compose_run, with_environments
 from tests.envs.helpers import TASK_NAMES, actions, assert_same, pool, restart
 
 SIM2REAL = read_preset(CONFIG_DIR, "randomization", "sim2real")
@@ -84,10 +84,10 @@ def test_a_term_can_be_changed_or_removed() -> None:
     assert config.sim.options.randomization["arm_push"] is None
     env = pool("reach", 1, sim=asdict(config.sim.options))
     assert "arm_push" not in env.randomizer.terms
-    plain = with_preset(config, "randomization", "none")
+    plain = with_environments(config, None, "none")
     assert plain.sim.options.randomization == {}
     assert plain.sim.options.camera_randomization.position_m == 0
-    assert with_preset(plain, "randomization", "sim2real").sim.options.randomization["arm_push"] is not None
+    assert with_environments(plain, None, "sim2real").sim.options.randomization["arm_push"] is not None
     with pytest.raises(UserError, match=r"randomization 'sim2reel'. Did you mean 'sim2real'"):
         compose_run(parse_overrides(["randomization=sim2reel"]))
 

@@ -22,7 +22,7 @@ from embodied.report.__main__ import main
 from embodied.report.curves import group_runs
 from embodied.report.page import Film, next_commands, page, word
 from embodied.session.config import compose_run, read_run, to_mapping, to_yaml
-from embodied.session.page import read_run_files, write_page
+from embodied.session.results.page import read_run_files, write_page
 from tests.commands.helpers import run
 
 HOSTILE = "</script><script>alert('&amp;')</script><img src=x onerror=\"console.error('x')\">"

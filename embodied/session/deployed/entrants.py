@@ -24,10 +24,10 @@ from embodied.deployment.serving.client import PolicyConnection, RemotePlanner
 from embodied.deployment.serving.protocol import read_api_key
 from embodied.runtime.config import EvalNoise
 from embodied.runtime.evaluator import run_episodes
-from embodied.session.config import RunConfig, compose_run, read_run, resolve, to_mapping, with_device
+from embodied.session.config import RunConfig, compose_run, read_acting, resolve, to_mapping
+from embodied.session.deployed.planned import PlannedPolicy, ServerPolicy, read_server_mapping
 from embodied.session.factories import acting_device, load_checkpoint, load_policy, make_env, make_spec, with_delays
 from embodied.session.files import CONFIG_FILE
-from embodied.session.planned import PlannedPolicy, ServerPolicy, read_server_mapping
 from embodied.session.torch_runner import TorchRunner
 
 TIMEOUT_S = 60.0  # of a server's reply
@@ -77,7 +77,7 @@ def read_entrant(
     if not (run_dir / CONFIG_FILE).is_file():
         allowed = "the directory of a run, of a checkpoint or of a bundle, or ws://host:port"
         raise UserError(f"policies: '{name}' is no policy; allowed: {allowed}")
-    config = with_device(read_run(run_dir), device)
+    config = read_acting(run_dir, device)
     policy = load_policy(config, load_checkpoint(run_dir, checkpoint))
     return Entrant(name, config, policy, make_spec(config), noise or config.runtime.eval_noise, config.max_delay)
 

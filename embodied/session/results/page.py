@@ -18,7 +18,7 @@ from embodied.report.page import Film, page
 from embodied.session.config import CONFIG_DIR, to_mapping
 from embodied.session.defaults import compose_new
 from embodied.session.files import CERTIFICATE_FILE, read_json
-from embodied.session.state import read_sections, read_status, shares_of
+from embodied.session.results.state import read_sections, read_status, shares_of
 
 PAGE_FILE = "page.html"
 

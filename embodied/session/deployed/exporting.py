@@ -13,7 +13,6 @@ from embodied.core.policy import Policy
 from embodied.core.types import Obs
 from embodied.deployment.bundle.description import Origin
 from embodied.deployment.bundle.write import Source
-from embodied.runtime import threads
 from embodied.runtime.checkpoint import Checkpoint
 from embodied.session.config import RunConfig
 from embodied.session.factories import acting_device, evaluation_plans, make_acting_env, make_spec
@@ -43,7 +42,7 @@ def record(config: RunConfig, policy: Policy, episodes: int) -> Obs:
     It acts on the run's device; observations and policy are on the CPU afterwards.
     """
     policy.to(acting_device(config))
-    with closing(make_acting_env(config, episodes, threads.available_cores())) as env:
+    with closing(make_acting_env(config, episodes)) as env:
         rollout = EvalRollout(policy, env, evaluation_plans(env.spec, episodes, config.seed), seeded=False)
         seen = []
         for _ in range(ceil(env.spec.max_episode_steps / policy.execute)):

@@ -193,7 +193,7 @@ def write_data(folder: Path, deployment: Deployment) -> None:
     """Write the data set. On a robot's computer, which lacks the libraries, print how to make it elsewhere."""
     try:
         from embodied.data import write
-        from embodied.session.robot_dataset import episodes_of
+        from embodied.session.deployed.robot_dataset import episodes_of
     except ImportError as error:
         words = f"source={folder / EPISODES} bundle=<bundle dir> out=<new dir>"
         cure = f"where all of embodied-rl is installed, 'python -m embodied.convert {words}' makes one of the episodes"
