@@ -11,8 +11,6 @@ check that there was no time for is open, its "passed" is null. Exit code 1 if a
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
-from functools import partial
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -20,11 +18,10 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from embodied.core.config import nest, parse_overrides
-from embodied.core.options import config_dataclass, from_mapping
+from embodied.core.options import config_dataclass
 from embodied.deployment.bundle.format import sha256
 from embodied.report.metrics import write_json
-from embodied.session.command import Failed, run_command
+from embodied.session.command import Failed, command
 from embodied.session.config import read_run
 from embodied.session.files import CERTIFICATE_FILE, CONFIG_FILE, check_run_dir, read_json
 
@@ -36,9 +33,10 @@ class AuditConfig:
     run: str
 
 
-def audit(argv: Sequence[str]) -> dict[str, Any]:
+@command(first="run")
+def main(options: AuditConfig) -> dict[str, Any]:
     """Examine a run; return its certificate. UserError for bad input, Failed with exit code 1 if a check fails."""
-    run_dir = Path(from_mapping(AuditConfig, nest(parse_overrides(argv))).run)
+    run_dir = Path(options.run)
     check_run_dir(run_dir)
     from embodied.runtime import checkpoint  # imports torch
 
@@ -89,8 +87,6 @@ def hashes(run_dir: Path, folder: Path) -> dict[str, str]:
     """Return the SHA-256 of what a certificate is about: the configuration and the files of a checkpoint."""
     return {str(file.relative_to(run_dir)): sha256(file) for file in (run_dir / CONFIG_FILE, *sorted(folder.iterdir()))}
 
-
-main = partial(run_command, audit, __doc__, first="run")
 
 if __name__ == "__main__":
     sys.exit(main())

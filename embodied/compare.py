@@ -25,7 +25,6 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
 from datetime import datetime
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -34,7 +33,6 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from embodied.core.comparison import NOT_WORSE, POWER, UNDECIDED, WORSE, comparison, decide
-from embodied.core.config import nest, parse_overrides
 from embodied.core.errors import UserError
 from embodied.core.options import (
     DeviceName,
@@ -45,12 +43,11 @@ from embodied.core.options import (
     Seed,
     Text,
     config_dataclass,
-    from_mapping,
 )
 from embodied.report.metrics import write_json
 from embodied.report.progress import Line
 from embodied.runtime.config import EvalNoise
-from embodied.session.command import Failed, run_command
+from embodied.session.command import Failed, command
 from embodied.session.config import RunConfig, compose_run, with_environments
 
 if TYPE_CHECKING:
@@ -80,9 +77,9 @@ class CompareConfig:
     num_threads: NonNegativeInt = 0
 
 
-def compare(argv: Sequence[str]) -> dict[str, Any]:
+@command()
+def main(options: CompareConfig) -> dict[str, Any]:
     """Compare policies; return the contract's result. UserError for bad input, Failed for a worse or undecided one."""
-    options = from_mapping(CompareConfig, nest(parse_overrides(argv)))
     if options.out is not None and Path(options.out).exists():
         raise UserError(f"out={options.out} exists; give a new file")
     with ExitStack() as opened:
@@ -180,8 +177,6 @@ def sentence(row: Mapping[str, Any]) -> str:
         lines.append(f"{fixed}; " + (f"stopping early saved {saved}" if saved >= 0 else f"this took {-saved} more"))
     return "\n".join(lines)
 
-
-main = partial(run_command, compare, __doc__)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -10,17 +10,14 @@ Last line of stdout: {"data", "task", "episodes", "frames", "dropped"}.
 """
 
 import sys
-from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-from embodied.core.config import nest, parse_overrides
 from embodied.core.errors import UserError
-from embodied.core.options import config_dataclass, from_mapping
+from embodied.core.options import config_dataclass
 from embodied.deployment.bundle.format import read_bundle
 from embodied.deployment.report import load_episodes
-from embodied.session.command import run_command
+from embodied.session.command import command
 from embodied.session.files import check_new_dir
 
 
@@ -35,9 +32,9 @@ class ConvertConfig:
     keep_failures: bool = False
 
 
-def convert(argv: Sequence[str]) -> dict[str, Any]:
+@command(first="source")
+def main(options: ConvertConfig) -> dict[str, Any]:
     """Read and write; return the command's result. UserError for bad input, with nothing written."""
-    options = from_mapping(ConvertConfig, nest(parse_overrides(argv)))
     source, out = Path(options.source), Path(options.out)
     check_new_dir(out)
     from embodied.data import write  # these import torch
@@ -60,8 +57,6 @@ def convert(argv: Sequence[str]) -> dict[str, Any]:
         "dropped": len(episodes) - len(kept),
     }  # fmt: skip
 
-
-main = partial(run_command, convert, __doc__, first="source")
 
 if __name__ == "__main__":
     sys.exit(main())

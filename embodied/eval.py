@@ -22,13 +22,10 @@ success per split of the instructions and per goal. A delay_ms of null was drawn
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 from contextlib import ExitStack, closing
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-from embodied.core.config import nest, parse_overrides
 from embodied.core.options import (
     DeviceName,
     NonNegative,
@@ -37,12 +34,11 @@ from embodied.core.options import (
     Seed,
     Text,
     config_dataclass,
-    from_mapping,
 )
 from embodied.report.metrics import write_json
 from embodied.report.progress import Line, success_text
 from embodied.runtime.config import EvalNoise
-from embodied.session.command import run_command
+from embodied.session.command import command
 from embodied.session.config import read_acting
 
 
@@ -63,9 +59,9 @@ class EvalConfig:
     num_threads: NonNegativeInt = 0
 
 
-def evaluate_run(argv: Sequence[str]) -> dict[str, Any]:
+@command(first="run")
+def main(options: EvalConfig) -> dict[str, Any]:
     """Evaluate a checkpoint of a run; return the contract's result. UserError for bad input."""
-    options = from_mapping(EvalConfig, nest(parse_overrides(argv)))
     run_dir = Path(options.run)
     config = read_acting(run_dir, options.device, options.sim, options.randomization)
     from embodied.session.factories import delay_steps, evaluate_policy, load_checkpoint, load_policy  # import torch
@@ -107,8 +103,6 @@ def evaluate_run(argv: Sequence[str]) -> dict[str, Any]:
             result["video"] = str(path)
     return result
 
-
-main = partial(run_command, evaluate_run, __doc__, first="run")
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -17,15 +17,12 @@ Last line of stdout: {"bundle", "parity_max", "policy", "task", "layout", "bytes
 import shutil
 import sys
 import tempfile
-from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from embodied.core.config import nest, parse_overrides
-from embodied.core.options import DeviceName, PositiveInt, config_dataclass, from_mapping
+from embodied.core.options import DeviceName, PositiveInt, config_dataclass
 from embodied.deployment.bundle.format import BUNDLE_FILE, sha256
-from embodied.session.command import run_command
+from embodied.session.command import command
 from embodied.session.config import read_acting
 from embodied.session.files import check_new_dir
 
@@ -42,9 +39,9 @@ class ExportConfig:
     layout: Literal["auto", "onnx", "transformers"] = "auto"
 
 
-def export(argv: Sequence[str]) -> dict[str, Any]:
+@command(first="run")
+def main(options: ExportConfig) -> dict[str, Any]:
     """Write a bundle; return the command's result. UserError for bad input, with nothing written."""
-    options = from_mapping(ExportConfig, nest(parse_overrides(argv)))
     run_dir, out = Path(options.run), Path(options.out)
     config = read_acting(run_dir, options.device)
     check_new_dir(out)
@@ -74,9 +71,6 @@ def export(argv: Sequence[str]) -> dict[str, Any]:
         "layout": bundle.layout, "bytes": sum(file.stat().st_size for file in out.iterdir()),
         "sha256": sha256(out / BUNDLE_FILE),
     }  # fmt: skip
-
-
-main = partial(run_command, export, __doc__, first="run")
 
 
 if __name__ == "__main__":

@@ -14,19 +14,17 @@ sets may round differently: see "made_with" and "replayed_with".
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import closing
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from embodied.core.config import nest, parse_overrides
 from embodied.core.errors import UserError, wrong_value
-from embodied.core.options import DeviceName, NonNegativeInt, Text, config_dataclass, from_mapping
+from embodied.core.options import DeviceName, NonNegativeInt, Text, config_dataclass
 from embodied.report.progress import Line
-from embodied.session.command import Failed, run_command
+from embodied.session.command import Failed, command
 from embodied.session.config import read_acting
 from embodied.session.files import check_run_dir, read_json
 
@@ -47,9 +45,9 @@ class ReplayConfig:
     num_threads: NonNegativeInt = 0
 
 
-def replay(argv: Sequence[str]) -> dict[str, Any]:
+@command(first="eval")
+def main(options: ReplayConfig) -> dict[str, Any]:
     """Make the episodes again; return the contract's result. UserError for bad input, Failed if an episode differs."""
-    options = from_mapping(ReplayConfig, nest(parse_overrides(argv)))
     path = Path(options.eval)
     result, run_dir = read_json(path), path.absolute().parents[1]
     if "checkpoint_sha256" not in result:
@@ -120,8 +118,6 @@ def difference(was: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]
         return None
     return {"episode": was["episode"], "was": {key: was[key] for key in keys}, "is": {key: now[key] for key in keys}}
 
-
-main = partial(run_command, replay, __doc__, first="eval")
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -15,9 +15,8 @@ interrupted, failed, killed (its process ended without a word), running or unkno
 
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +24,9 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from embodied.core.config import nest, parse_overrides
-from embodied.core.options import config_dataclass, from_mapping
+from embodied.core.options import config_dataclass
 from embodied.report.progress import count, duration, percent
-from embodied.session.command import run_command
+from embodied.session.command import command
 from embodied.session.results.state import ALIVE, read_status
 
 REFRESH_S = 1.0
@@ -42,9 +40,9 @@ class StatusConfig:
     once: bool = False
 
 
-def status(argv: Sequence[str]) -> dict[str, Any]:
+@command(first="run")
+def main(options: StatusConfig) -> dict[str, Any]:
     """Show the state of a run; return it. UserError for a directory that is not that of a run."""
-    options = from_mapping(StatusConfig, nest(parse_overrides(argv)))
     run_dir = Path(options.run)
     found = read_status(run_dir)
     console = Console(stderr=True, highlight=False, soft_wrap=True)
@@ -104,8 +102,6 @@ def lines(found: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         if found[key] is not None:
             yield key, found[key]
 
-
-main = partial(run_command, status, __doc__, first="run")
 
 if __name__ == "__main__":
     sys.exit(main())

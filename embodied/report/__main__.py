@@ -12,9 +12,7 @@ Last line of stdout: {"page", "runs", "videos", "bytes"}.
 """
 
 import sys
-from collections.abc import Sequence
 from dataclasses import field
-from functools import partial
 from itertools import accumulate
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -22,11 +20,10 @@ from typing import Any
 
 import numpy as np
 
-from embodied.core.config import nest, parse_overrides
 from embodied.core.errors import UserError
-from embodied.core.options import Text, config_dataclass, from_mapping
+from embodied.core.options import Text, config_dataclass
 from embodied.report.page import Film
-from embodied.session.command import run_command
+from embodied.session.command import command
 from embodied.session.config import read_acting
 from embodied.session.results.page import write_page
 
@@ -45,9 +42,9 @@ class ReportConfig:
     out: Text | None = None
 
 
-def report(argv: Sequence[str]) -> dict[str, Any]:
+@command(first="run")
+def main(options: ReportConfig) -> dict[str, Any]:
     """Write a page; return the command's result. UserError for bad input."""
-    options = from_mapping(ReportConfig, nest(parse_overrides(argv)))
     names = [*dict.fromkeys(([] if options.run is None else [options.run]) + options.runs)]
     if not names:
         raise UserError("run is missing: give run=<run directory>, or several as runs=[<directory>,<directory>]")
@@ -100,8 +97,6 @@ def film(run_dir: Path, most: int) -> list[Film]:
         shown = zip(paths, solved_N, chosen, strict=True)
         return [Film(path.read_bytes(), solved, f"{run_dir}, episode {i}") for path, solved, i in shown]
 
-
-main = partial(run_command, report, __doc__, first="run")
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -20,9 +20,10 @@ import threading
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout, suppress
+from functools import wraps
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, get_type_hints
 
 import embodied
 from embodied.core.process.interrupts import INTERRUPTED, raise_on_interrupt
@@ -32,6 +33,7 @@ DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROF
 UNREAD = 141
 """Exit code of a command with a broken pipe: 128 + SIGPIPE, as shells show it for other programs."""
 Handler = Callable[[int, FrameType | None], None]
+Work = Callable[[Any], dict[str, Any]]
 SAVING = "stopping: saving a checkpoint (Ctrl-C again: stop now without saving)"
 HANGS_S = 8.0  # how long the parts of an interrupted run may take to end
 
@@ -93,6 +95,28 @@ def run_command(
             os.dup2(nowhere, number)
         os.close(nowhere)
         return UNREAD
+
+
+def command(first: str | None = None) -> Callable[[Work], Callable[..., int]]:
+    """Make the main function of a command from a function that takes its ``options``, a ``config_dataclass``.
+
+    See ``run_command``, whose usage is the text at the top of the command's file.
+    """
+
+    def main_of(work: Work) -> Callable[..., int]:
+        def run(words: Sequence[str]) -> dict[str, Any]:
+            from embodied.core.config import nest, parse_overrides
+            from embodied.core.options import from_mapping
+
+            return work(from_mapping(get_type_hints(work)["options"], nest(parse_overrides(words))))
+
+        @wraps(work)
+        def main(argv: Sequence[str] | None = None) -> int:
+            return run_command(run, sys.modules[work.__module__].__doc__, argv, first)
+
+        return main
+
+    return main_of
 
 
 def with_first_key(words: Sequence[str], first: str | None) -> Sequence[str]:
