@@ -99,6 +99,7 @@ def hollow(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("embodied.core.types", "embodied.runtime"),
         ("embodied.deployment.bundle.write", "embodied.policies"),
         ("embodied.session.session", "embodied.trainers"),
+        ("embodied.session.session", "embodied.session.results"),
         ("embodied.runtime.learner", "mujoco"),
         ("embodied.envs.rendering.vision", "embodied.envs.mujoco"),
         ("embodied.envs.tasks.lift", "embodied.envs.mujoco.robots.panda"),
