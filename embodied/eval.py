@@ -35,7 +35,6 @@ from embodied.core.options import (
     Text,
     config_dataclass,
 )
-from embodied.report.metrics import write_json
 from embodied.report.progress import Line, success_text
 from embodied.runtime.config import EvalNoise
 from embodied.session.command import command
@@ -65,14 +64,13 @@ def main(options: EvalConfig) -> dict[str, Any]:
     run_dir = Path(options.run)
     config = read_acting(run_dir, options.device, options.sim, options.randomization)
     from embodied.session.factories import delay_steps, evaluate_policy, load_checkpoint, load_policy  # import torch
-    from embodied.session.kept_episodes import keep_episodes
+    from embodied.session.kept_episodes import write_evaluation
     from embodied.session.results import filming
 
     found = load_checkpoint(run_dir, options.checkpoint)
     policy = load_policy(config, found)
     delay = delay_steps(config, options.delay_ms)
     noise = options.noise or config.runtime.eval_noise
-    kept: list[dict[str, Any]] = []
     with ExitStack() as opened:
         filmed = opened.enter_context(filming.filming(config, filming.ENVS, delay)) if options.video else None
         episodes = f"{options.episodes} episodes"
@@ -80,7 +78,7 @@ def main(options: EvalConfig) -> dict[str, Any]:
         with closing(Line()) as line:
             [result] = evaluate_policy(
                 config, policy, options.episodes, options.seed, [noise], options.num_threads, delay,
-                line.evaluating(episodes), kept,
+                line.evaluating(episodes), keep=True,
             )  # fmt: skip
         delay_ms = options.delay_ms if config.max_delay else options.delay_ms or 0.0
         result |= {"delay_ms": delay_ms, "randomization": options.randomization or "run", "sim": config.sim.name}
@@ -92,8 +90,7 @@ def main(options: EvalConfig) -> dict[str, Any]:
         name += "" if options.delay_ms is None else f"_delay{options.delay_ms:g}ms"
         name += "".join("" if choice is None else f"_{choice}" for choice in (options.randomization, options.sim))
         path = run_dir / "eval" / f"{name}_episodes{options.episodes}.json"
-        result |= keep_episodes(path, kept, found.path)
-        write_json(path, result)
+        result = write_evaluation(path, result, found.path)
         if filmed is not None:
             path, where = run_dir / "videos" / f"{name}.mp4", "where pictures are ray cast"
             note = f"filming {filming.ENVS} episodes into {path}; {where}, this takes a minute or two"

@@ -72,15 +72,14 @@ def main(options: ReplayConfig) -> dict[str, Any]:
     if chosen is not None and chosen >= len(before):
         raise wrong_value("episode", str(chosen), f"0 to {len(before) - 1}")
 
-    kept: list[dict[str, Any]] = []
     with closing(Line()) as line:
-        evaluate_policy(
+        [again] = evaluate_policy(
             config, policy, len(before), result["seed"], [result["noise"]], options.num_threads, delay,
-            line.evaluating(f"{len(before)} episodes" if chosen is None else f"episode {chosen}", "replayed"), kept,
+            line.evaluating(f"{len(before)} episodes" if chosen is None else f"episode {chosen}", "replayed"), True,
             lambda plans: plans if chosen is None else alone(plans, chosen, before[chosen]["env"]),
         )  # fmt: skip
     was = before if chosen is None else [before[chosen]]
-    differing = [row for pair in zip(was, kept, strict=True) if (row := difference(*pair))]
+    differing = [row for pair in zip(was, again["records"], strict=True) if (row := difference(*pair))]
     report: dict[str, Any] = {
         "eval": str(path), "episodes": len(was), "differing": differing,
         "outcomes_differing": sum(any(key.endswith("_at_end") for key in row["was"]) for row in differing),

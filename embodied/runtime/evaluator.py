@@ -47,20 +47,19 @@ def evaluate(
     noise: EvalNoise = "zero",
     stop: threading.Event | None = None,
     watch: Callable[[float], None] | None = None,
-    keep: list[dict[str, Any]] | None = None,
+    keep: bool = False,
 ) -> dict[str, Any]:
     """Run the episodes ``plans`` to their ends, one at a time in each env (which must not be more than the plans).
 
     Return ``summary`` with ``noise``, or {} if ``stop`` was set meanwhile. seed: only reported. watch: gets the share
-    that is done. keep: gets a record of each episode.
+    that is done. keep: ``records`` then has a record of each episode.
     """
-    hashes = None if keep is None else ActionHashes(env)
+    hashes = ActionHashes(env) if keep else None
     ended = run_episodes(policy, env, plans, noise, stop, watch, hashes)
     if ended is None:
         return {}
-    if keep is not None and hashes is not None:
-        keep += records(ended, env.spec, hashes)
-    return summary(ended, env.spec, seed) | {"noise": noise}
+    kept = {} if hashes is None else {"records": records(ended, env.spec, hashes)}
+    return summary(ended, env.spec, seed) | {"noise": noise} | kept
 
 
 def run_episodes(

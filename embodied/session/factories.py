@@ -228,13 +228,13 @@ def evaluate_policy(
     num_threads: int = 0,
     delay: int | None = None,
     watch: Callable[[float], None] = lambda share: None,
-    keep: list[dict[str, Any]] | None = None,
+    keep: bool = False,
     choose: Callable[[EpisodePlans], EpisodePlans] = lambda plans: plans,
 ) -> list[dict[str, Any]]:
     """Evaluate the policy on ``episodes`` fixed initial states, with each of ``noises``; see embodied.runtime.evaluate.
 
     The policy is moved to the run's device. num_threads: 0 is all cores. delay: that of ``make_acting_env``. watch:
-    gets the share of all that is done. keep: gets a record of each episode with the first noise. choose: of the plans.
+    gets the share of all that is done. keep: records of the episodes with the first noise. choose: of the plans.
     """
 
     def part(i: int) -> Callable[[float], None]:
@@ -245,7 +245,7 @@ def evaluate_policy(
     with closing(make_acting_env(config, min(episodes, MAX_EVAL_ENVS), num_threads, delay=delay)) as env:
         plans = choose(evaluation_plans(env.spec, episodes, seed))
         return [
-            evaluate(policy, env, plans, seed, noise, watch=part(i), keep=None if i else keep)
+            evaluate(policy, env, plans, seed, noise, watch=part(i), keep=keep and not i)
             for i, noise in enumerate(noises)
         ]
 

@@ -5,7 +5,7 @@
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -13,19 +13,22 @@ from typing import Any
 import torch
 
 from embodied.core.errors import UserError
-from embodied.report.metrics import write_atomically
+from embodied.report.metrics import write_atomically, write_json
 from embodied.runtime.checkpoint import policy_hash
 
 SUFFIX = ".episodes.jsonl"
 
 
-def keep_episodes(path: Path, rows: Sequence[Mapping[str, Any]], folder: Path) -> dict[str, Any]:
-    """Write the records of a result's episodes; return what the result says of its making. folder: checkpoint."""
-    if not rows:
-        return {}
-    path.parent.mkdir(exist_ok=True)
-    write_atomically(path.with_suffix(SUFFIX), "".join(f"{json.dumps(row)}\n" for row in rows))
-    return {"checkpoint": folder.name, "checkpoint_sha256": policy_hash(folder), "made_with": made_with()}
+def write_evaluation(path: Path, found: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """Write the result of an evaluation, and beside it the ``records`` in it; return the result. folder: checkpoint."""
+    result, rows = dict(found), found.get("records")
+    if rows is not None:
+        del result["records"]
+        result |= {"checkpoint": folder.name, "checkpoint_sha256": policy_hash(folder), "made_with": made_with()}
+        path.parent.mkdir(exist_ok=True)
+        write_atomically(path.with_suffix(SUFFIX), "".join(f"{json.dumps(row)}\n" for row in rows))
+    write_json(path, result)
+    return result
 
 
 def made_with() -> dict[str, str]:

@@ -29,7 +29,7 @@ from embodied.session.command import Stopped, stop_on_signals
 from embodied.session.config import PRETRAINED, RunConfig, to_yaml
 from embodied.session.factories import settled
 from embodied.session.files import CONFIG_FILE, Journal, check_new_dir, lock_run
-from embodied.session.kept_episodes import keep_episodes
+from embodied.session.kept_episodes import write_evaluation
 from embodied.session.trainer import Report, Trainer
 
 KEPT = ("episodes", "success_at_end", "success_at_end_ci95")  # of the evaluations that ended a training
@@ -120,11 +120,9 @@ class Session:
             if self.config.eval_episodes:
                 size = trainer.evaluation_size()
                 progress.message(f"trained for {duration(trained_s)}; evaluating {size}")
-                result["eval"] = trainer.evaluate(progress.evaluating(size))
-                checkpoint_dir = self.run_dir / "checkpoints" / f"step_{trainer.steps}"
+                found = trainer.evaluate(progress.evaluating(size))
                 path = self.run_dir / "eval" / f"final_{trainer.steps}.json"
-                result["eval"] |= keep_episodes(path, trainer.episode_records, checkpoint_dir)
-                write_json(path, result["eval"])
+                result["eval"] = write_evaluation(path, found, self.run_dir / "checkpoints" / f"step_{trainer.steps}")
             return result
 
     def _train(self, stop: threading.Event, trainer: Trainer, writer: MetricsWriter, progress: Progress) -> float:

@@ -2,7 +2,7 @@
 
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -41,8 +41,6 @@ class Trainer(AbstractContextManager["Trainer"], ABC):
     evaluates: ClassVar[bool] = False
     """Whether it evaluates the policy during training, which stop_at_success needs."""
     has_success: bool = True
-    episode_records: Sequence[dict[str, Any]] = ()
-    """Records of the episodes of ``evaluate``."""
 
     @abstractmethod
     def __init__(self, config: RunConfig, run_dir: Path, new: bool) -> None:
@@ -113,16 +111,14 @@ class Trainer(AbstractContextManager["Trainer"], ABC):
     def evaluate(self, watch: Callable[[float], None]) -> dict[str, Any]:
         """Evaluate ``policy`` with the noise of ``runtime.eval_noise``; call it after ``finish``.
 
-        ``other_noise`` of the result has the rates with the other kind of noise. watch: gets the share that is done.
-        ``episode_records`` then has a record of each episode.
+        ``other_noise`` of the result has the rates with the other kind of noise, ``records`` a record of each episode.
+        watch: gets the share that is done.
         """
         noise = self.config.runtime.eval_noise
         other: EvalNoise = "seeded" if noise == "zero" else "zero"
         episodes, seed = self.config.eval_episodes, self.config.seed
-        self.episode_records = kept = list[dict[str, Any]]()
-        result, with_other = evaluate_policy(
-            self.config, self.policy, episodes, seed, [noise, other], watch=watch, keep=kept
-        )
+        noises = [noise, other]
+        result, with_other = evaluate_policy(self.config, self.policy, episodes, seed, noises, watch=watch, keep=True)
         dropped = ("task", "seed", "splits")
         return result | {"other_noise": {key: value for key, value in with_other.items() if key not in dropped}}
 
