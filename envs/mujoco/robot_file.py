@@ -18,11 +18,12 @@ from embodied.envs.mujoco.config import ROBOTS, ControlConfig, Scale
 FOLDER = Path(embodied.__file__).parent / "configs" / "robot"
 Vector = tuple[float, float, float]
 PANDA_OPENING_M = 0.08
+STEPS_TO_CLOSE = 5  # control steps in which a gripper closes
 
 
 @config_dataclass
-class Tool:
-    """The tool centre point: a site of the MJCF, or a place in a body. Its z axis points away from the gripper."""
+class Place:
+    """A site of the MJCF, or a place in a body."""
 
     site: str = ""
     """Name of a site."""
@@ -35,12 +36,12 @@ class Tool:
 
     def __post_init__(self) -> None:
         if bool(self.site) == bool(self.body):
-            raise UserError(f"tool: got site '{self.site}' and body '{self.body}', needed: one of them")
+            raise UserError(f"place: got site '{self.site}' and body '{self.body}', needed: one of them")
 
 
 @config_dataclass
 class Gripper:
-    """The gripper. All its actuators get the same command, in the unit of their joints: m or rad."""
+    """The gripper. All its actuators get the same command: m or rad, or what actuators of another kind understand."""
 
     actuators: Annotated[tuple[str, ...], Field(min_length=1)]
     """Names of its actuators."""
@@ -52,22 +53,37 @@ class Gripper:
     """The two bodies that touch a held object; one of them may not move."""
     opening_m: Positive | None = None
     """Gap between the bodies at ``open``; null: twice ``open``, as of two fingers that slide."""
+    object_m: Positive | None = None
+    """Opening that objects are made for, where short fingers need smaller ones; null: ``opening_m``."""
+    mjcf: str = ""
+    """MJCF of the gripper, written as that of the arm, if it has one of its own; its names begin with ``gripper/``."""
+    mount: Place | None = None
+    """Where on the arm the origin of the gripper's MJCF is."""
+
+    links: dict[str, tuple[str, float]] = field(default_factory=dict)
+    """Joints that follow another one, in place of the MJCF's tendons over them: its name, and movement per its own."""
+    armature: NonNegative | None = None
+    """Inertia at each of its joints, kg m^2 or kg; null: as in the MJCF."""
+    damping: NonNegative | None = None
+    """Damping of each of its joints, N m s/rad or N s/m; null: as in the MJCF."""
 
     def __post_init__(self) -> None:
-        if self.open <= self.closed:
-            raise UserError(f"gripper: got open {self.open:g} and closed {self.closed:g}, allowed: open above closed")
+        if self.open == self.closed:
+            raise UserError(f"gripper: got {self.open:g} for open and for closed, needed: two commands")
+        if bool(self.mjcf) != bool(self.mount):
+            raise UserError("gripper: mjcf, mount: needed: both or none of them")
 
 
 @config_dataclass
 class Servo:
     """A position servo, which replaces the actuator of a joint if there is one."""
 
-    kp: Positive
-    """Stiffness, N m/rad or N/m."""
-    kd: NonNegative
-    """Damping, N m s/rad or N s/m."""
     force: Positive
     """Greatest torque or force, N m or N."""
+    kp: Positive | None = None
+    """Stiffness, N m/rad or N/m; null: 1000/s^2 times the inertia of the joint at home, that of the Panda's servos."""
+    kd: NonNegative | None = None
+    """Damping, N m s/rad or N s/m; null: a tenth of the stiffness, per second."""
     armature: NonNegative | None = None
     """Inertia of the motor at the joint, kg m^2 or kg; null: as in the MJCF."""
 
@@ -78,8 +94,8 @@ class RobotFile:
 
     mjcf: str
     """Path from the YAML's folder, or ``package:path`` in an installed package."""
-    tool: Tool
-    """The tool centre point."""
+    tool: Place
+    """The tool centre point. Its z axis points away from the gripper, which closes along its x or y axis."""
     gripper: Gripper
     """The gripper."""
     home: dict[str, float] = field(default_factory=dict)
@@ -125,32 +141,39 @@ def robot_path(name: str) -> Path | None:
     return path
 
 
-@cache
 def read_robot(path: Path) -> RobotFile:
     """Read a robot's YAML file. UserError for bad YAML, and for unknown or wrong keys."""
     try:
-        data = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, yaml.YAMLError) as error:
+        return _parsed(path, path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError(f"robot {path}: cannot be read: {one_line(error)}") from error
+
+
+@cache
+def _parsed(path: Path, text: str) -> RobotFile:
+    try:
+        data = yaml.safe_load(text)
+    except yaml.YAMLError as error:
         raise UserError(f"robot {path}: cannot be read: {one_line(error)}") from error
     if not isinstance(data, dict):
         raise UserError(f"robot {path}: got no keys, needed: those of a robot, such as mjcf")
     return from_mapping(RobotFile, data, f"robot {path.name}")
 
 
-def mjcf_path(path: Path, robot: RobotFile) -> Path:
-    """Return the MJCF of a robot whose YAML is at ``path``. UserError if there is none."""
-    package, colon, inside = robot.mjcf.rpartition(":")
+def mjcf_path(path: Path, mjcf: str) -> Path:
+    """Return the MJCF that the YAML at ``path`` calls ``mjcf``. UserError if there is none."""
+    package, colon, inside = mjcf.rpartition(":")
     folder = path.parent
     if colon:
         found = find_spec(package) if package.isidentifier() else None
         if found is None or not found.submodule_search_locations:
             raise UserError(f"robot {path.name}: mjcf: package '{package}' is not installed")
         folder = Path(found.submodule_search_locations[0])
-    mjcf = folder / inside
-    if not mjcf.is_file():
-        known = [str(x.relative_to(folder)) for x in mjcf.parent.glob("*.xml")] if mjcf.parent.is_dir() else []
+    found_at = folder / inside
+    if not found_at.is_file():
+        known = [str(x.relative_to(folder)) for x in found_at.parent.glob("*.xml")]
         raise unknown_name(f"mjcf of robot {path.name}", inside, known)
-    return mjcf
+    return found_at
 
 
 def robot_scale(name: str) -> Scale:
@@ -159,7 +182,7 @@ def robot_scale(name: str) -> Scale:
         return Scale()
     file, panda = read_robot(path), ControlConfig()
     reach_m = file.reach_m or file.control.get("workspace_high_m", panda.workspace_high_m)[0]
-    opening_m = file.gripper.opening_m or 2 * file.gripper.open
+    opening_m = file.gripper.object_m or file.gripper.opening_m or 2 * file.gripper.open
     return Scale(reach_m / panda.workspace_high_m[0], opening_m / PANDA_OPENING_M)
 
 
@@ -167,4 +190,6 @@ def control_options(robot: str, control: Mapping[str, Any]) -> Any:
     """Return the control options of a robot, with the defaults of its class or file."""
     if (path := robot_path(robot)) is None:
         return from_mapping(ROBOTS[robot].config, control, "control")
-    return from_mapping(ControlConfig, {**read_robot(path).control, **control}, "control")
+    file = read_robot(path)
+    rate = {"gripper_m": abs(file.gripper.open - file.gripper.closed) / STEPS_TO_CLOSE}
+    return from_mapping(ControlConfig, {**rate, **file.control, **control}, "control")

@@ -100,10 +100,14 @@ class View:
         """
         return (self.sensor(f"left_finger_{name}", 2) > 0).all(dim=-1) & self.between(name)
 
+    def yaw(self) -> Tensor:
+        """Return the turn of the tool about the vertical, rad [N]."""
+        return torch.atan2(self.tcp_mat[:, 3], self.tcp_mat[:, 0])
+
     def turn_to(self, name: str) -> Tensor:
         """Return the yaw that aligns the fingers with the nearest faces of the cube ``name``, rad [N]."""
         x, y = self.sensor(f"{name}_x_axis")[:, :2].unbind(-1)
-        turn = torch.atan2(y, x) - torch.atan2(self.tcp_mat[:, 3], self.tcp_mat[:, 0])
+        turn = torch.atan2(y, x) - self.yaw()
         return turn - (turn / (torch.pi / 2)).round() * (torch.pi / 2)
 
     @per_state

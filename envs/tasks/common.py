@@ -187,15 +187,22 @@ def grasp_reward(view: View, name: str) -> Tensor:
 
 
 def move_towards(
-    view: View, target: Tensor, gripper: Tensor, limit: Tensor | float = 1.0, around: str | None = None
+    view: View,
+    target: Tensor,
+    gripper: Tensor,
+    limit: Tensor | float = 1.0,
+    around: str | None = None,
+    turn: Tensor | None = None,
 ) -> Tensor:
     """Return the action [N, A] that moves the tool centre point towards target [N, 3], with gripper command [N].
 
     limit: greatest arm action, [N] or a number; a held object slips when it is moved fast. around: a cube that the
-    fingers turn to until they have grasped it. UserError if the robot's actions are not displacements of the tool.
+    fingers turn to until they have grasped it. turn: yaw in its place, rad [N]. UserError if the robot's actions are
+    not displacements of the tool.
     """
     displacement = (target - view.tcp_pos) * 2.0  # the arm covers only part of a displacement in one control step
-    turn = torch.zeros_like(gripper) if around is None else view.turn_to(around) * ~view.grasped(around)
+    if turn is None:
+        turn = torch.zeros_like(gripper) if around is None else view.turn_to(around) * ~view.grasped(around)
     return view.arm.move_tool(displacement, turn * 2.0, gripper, view.tensor(limit).reshape(-1, 1))
 
 

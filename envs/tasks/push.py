@@ -65,4 +65,6 @@ class Push(GoalTask, CubeTask):
         height = torch.where(low & behind | over_start, self.robot.workspace_m[0][2] + 0.002 * size, 0.11 * size)
         done = (to_goal < 0.02 * reach) & ((cube[:, 2:] - self.config.cube_half_m).abs() < 0.01 * size)
         target = torch.where(done, tcp, torch.cat([horizontal, height], dim=-1)) + (self.view.tcp_pos - tcp)
-        return move_towards(self.view, target, gripper=-torch.ones_like(tcp[:, 0]))
+        turn = torch.atan2(direction[:, 1], direction[:, 0]) - self.view.yaw() + self.view.arm.side_rad
+        turn = turn - (turn / torch.pi).round() * torch.pi
+        return move_towards(self.view, target, gripper=-torch.ones_like(tcp[:, 0]), turn=turn)

@@ -93,6 +93,8 @@ class ArmState(Protocol):
     """Lengths of tasks."""
     lead: float
     """How many times as far ahead of the tool experts aim when they push."""
+    side_rad: float
+    """Yaw from the side of the gripper that experts push with, where it is thin, to the tool's x axis."""
 
     def hold(self, ids: Tensor, half_width_n: Tensor) -> Tensor:
         """Close the fingers of envs ``ids`` [n] on objects this wide, without force.

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import mujoco
 import numpy as np
@@ -14,13 +15,26 @@ import numpy as np
 from embodied.core.errors import UserError, one_line, unknown_name
 from embodied.envs.episodes.seeding import EpisodeRng
 from embodied.envs.mujoco.config import ROBOTS, ControlConfig
-from embodied.envs.mujoco.robot_file import Servo, control_options, mjcf_path, read_robot, robot_path, robot_scale
+from embodied.envs.mujoco.robot_file import (
+    Place,
+    Servo,
+    control_options,
+    mjcf_path,
+    read_robot,
+    robot_path,
+    robot_scale,
+)
 from embodied.envs.mujoco.robots.base import Robot
 from embodied.envs.mujoco.robots.gripper_arm import GripperArm
 from embodied.envs.mujoco.robots.jaws import measure_jaws
 
 HELD_BOX = (0.2, 0.7)  # share of the workspace along each axis
+GRIPPER = "gripper/"  # with which the names of a gripper's MJCF of its own begin
 HELD_POSES, HELD_MISS_M = 256, 0.005
+FINGER_FRICTION = [1, 0.02, 0.0001]  # sliding, torsional and rolling, of fingers whose geoms have no priority
+CRITICAL = [0.02, 1.0]  # time constant (s) and damping ratio of their contacts
+STIFFNESS, DAMPING = 1000.0, 100.0  # of servos without gains, per inertia of the joint, 1/s^2 and 1/s
+SLIDES_M = 0.001  # how far a gap may be from twice the position of fingers that slide
 
 
 def build_robot(name: str, control: Mapping[str, Any]) -> Robot:
@@ -38,11 +52,12 @@ class DescribedArm(GripperArm):
         super().__init__(config)
         file = self.file = read_robot(path)
         gripper, self.fingers = file.gripper, file.gripper.bodies
-        self.name, self.mjcf = path.stem, mjcf_path(path, file)
+        self.path, self.name, self.mjcf = path, path.stem, mjcf_path(path, file.mjcf)
         self.finger_open_m, self.finger_closed_m, self.finger_max_m = gripper.open, gripper.closed, gripper.open
         self.finger_scale = 1 / max(abs(gripper.open), abs(gripper.closed))
         self.scale = robot_scale(str(path))
         self._home: Mapping[str, float] = file.home
+        self._inertias: dict[str, float] = {}
         names = [self.model.joint(joint).name for joint in self.parts.arm.joints]
         self.home_qpos = np.array(self._of_joints("home", self._home, names))
         self.home_spread = self.held_spread = np.full(len(names), file.spread)
@@ -56,12 +71,14 @@ class DescribedArm(GripperArm):
             raise UserError(f"robot {path.name}: actuators: got {', '.join(sorted(others))} too, allowed: {allowed}")
         if missing := set(gripper.actuators) - used:
             raise unknown_name(f"actuator in gripper of robot {path.name}", min(missing), used)
-        if self.gripper_unit == "rad":
-            self.jaws = measure_jaws(self.model, self.parts.gripper, self.fingers, gripper.closed, gripper.open)
-            self.finger_touch_m = float(np.interp(0.0, self.jaws.gap_K, self.jaws.position_K))
-            if abs((gap_m := self.jaws.gap_K[-1]) - (gripper.opening_m or 0.0)) > 0.1 * gap_m:
-                got = gripper.opening_m or "null"
-                raise UserError(f"robot {path.name}: gripper.opening_m: got {got}, needed: {gap_m:.3f}, as measured")
+        jaws = measure_jaws(self.model, self.parts, self.fingers, gripper.closed, gripper.open, self.home_qpos)
+        if abs((gap_m := jaws.gap_K[-1]) - (got_m := gripper.opening_m or 2 * gripper.open)) > 0.1 * gap_m:
+            raise UserError(f"robot {path.name}: gripper.opening_m: got {got_m:.3f}, needed: {gap_m:.3f}, as measured")
+        self.thin_along_y = bool(jaws.reach_2[1] < jaws.reach_2[0])
+        sliding = self.parts.direct and self.gripper_unit == "m"
+        if not sliding or np.abs(jaws.gap_K - 2 * jaws.command_K).max() > SLIDES_M:
+            meet_m = max(0.0, jaws.gap_K[1])  # or their last way, if they stop before they meet
+            self.jaws, self.finger_touch_m = jaws, float(np.interp(meet_m, jaws.gap_K, jaws.command_K))
 
     @cached_property
     def held_qpos(self) -> np.ndarray:
@@ -79,11 +96,8 @@ class DescribedArm(GripperArm):
         return qpos_nJ
 
     def spec(self) -> mujoco.MjSpec:
-        try:
-            spec = mujoco.MjSpec.from_file(str(self.mjcf))
-        except ValueError as error:
-            raise UserError(f"robot {self.name}: {self.mjcf}: {one_line(error)}") from error
-        file, world = self.file, spec.worldbody
+        file, spec = self.file, read_mjcf(self.name, self.mjcf)
+        world = spec.worldbody
         if file.keyframe:
             self._home = self._positions(spec, file.keyframe)
         for thing in (*spec.keys, *spec.sensors):
@@ -97,14 +111,28 @@ class DescribedArm(GripperArm):
             spec.delete(self._find(spec.bodies, "body", name))
         for body in world.bodies:
             body.pos = np.add(body.pos, file.base_m)
-        for name, servo in file.servos.items():
-            add_servo(spec, self._find(spec.joints, "joint", name), servo)
+        if file.gripper.mount is not None:
+            body, pos, quat = self._place(spec, file.gripper.mount)
+            mjcf, frame = mjcf_path(self.path, file.gripper.mjcf), body.add_frame(pos=pos, quat=quat)
+            attach_gripper(spec, self.name, mjcf, frame)
         for name in file.gripper.bodies:
             self._find(spec.bodies, "body", name)
         self._add_tool(spec)
+        for name, servo in file.servos.items():
+            joint = self._find(spec.joints, "joint", name)
+            if servo.armature is not None:
+                joint.armature = servo.armature
+        inertia = self._inertia(spec) if any(servo.kp is None for servo in file.servos.values()) else {}
+        for name, servo in file.servos.items():
+            add_servo(spec, spec.joint(name), servo, inertia.get(name, 0.0))
+        for name, (other, _) in file.gripper.links.items():
+            self._find(spec.joints, "joint", name), self._find(spec.joints, "joint", other)
+        add_links(spec, file.gripper.links)
         for geom in spec.geoms:
             if geom.contype or geom.conaffinity:
                 geom.contype, geom.conaffinity = 1, 2
+                if geom.parent.name in self.fingers and not geom.priority:
+                    geom.priority, geom.condim, geom.friction, geom.solref = 1, 4, FINGER_FRICTION, CRITICAL
         if file.weightless:
             for body in spec.bodies[1:]:
                 body.gravcomp = 1
@@ -113,17 +141,44 @@ class DescribedArm(GripperArm):
         spec.option.disableflags |= mujoco.mjtDisableBit.mjDSBL_ISLAND | mujoco.mjtDisableBit.mjDSBL_AUTORESET
         return spec
 
+    def _inertia(self, spec: mujoco.MjSpec) -> dict[str, float]:
+        """Return the inertia of each joint with the arm at home and all other joints at 0, kg m^2 or kg."""
+        if not self._inertias:
+            model = spec.compile()
+            data = mujoco.MjData(model)
+            for name, position in self._home.items():
+                data.joint(self._find(spec.joints, "joint", name).name).qpos = position
+            mujoco.mj_forward(model, data)
+            full_VV = np.zeros((model.nv, model.nv))
+            mujoco.mj_fullM(model, data, full_VV)
+            dofs = zip(range(model.njnt), model.jnt_dofadr, strict=True)
+            self._inertias = {model.joint(i).name: float(full_VV[dof, dof]) for i, dof in dofs}
+        return self._inertias
+
     def _add_tool(self, spec: mujoco.MjSpec) -> None:
-        tool = self.file.tool
-        if tool.site:
-            site = self._find(spec.sites, "site", tool.site)
-            body, pos, quat = site.parent, site.pos, site.quat
-        else:
-            body, pos, quat = self._find(spec.bodies, "body", tool.body), tool.pos_m, tool.quat
-        if tool.site != "tcp":
+        body, pos, quat = self._place(spec, self.file.tool)
+        carried, beyond = body, {joint.name: joint for joint in spec.joints}
+        while carried is not None:
+            beyond = {name: joint for name, joint in beyond.items() if joint.parent != carried}
+            carried = carried.parent
+        for joint in beyond.values():
+            if (armature := self.file.gripper.armature) is not None:
+                joint.armature = armature
+            if (damping := self.file.gripper.damping) is not None:
+                joint.damping = [damping, 0, 0]
+        if self.file.tool.site != "tcp":
             body.add_site(name="tcp", pos=pos, quat=quat, size=[0.005] * 3, group=4)
         kind = mujoco.mjtSensor.mjSENS_FRAMELINVEL
         spec.add_sensor(name="tcp_vel", type=kind, objtype=mujoco.mjtObj.mjOBJ_SITE, objname="tcp")
+
+    def _place(self, spec: mujoco.MjSpec, place: Place) -> tuple[Any, Any, Any]:
+        """Return the body that a place is in, with position and quaternion there."""
+        if not place.site:
+            return self._find(spec.bodies, "body", place.body), place.pos_m, place.quat
+        site = self._find(spec.sites, "site", place.site)
+        turn = np.zeros(4)
+        mujoco.mju_mulQuat(turn, np.array(site.quat) / np.linalg.norm(site.quat), np.array(place.quat))
+        return site.parent, site.pos, turn
 
     def _find(self, things: Any, kind: str, name: str) -> Any:
         """Return the thing called ``name``. UserError with the nearest name."""
@@ -149,14 +204,52 @@ class DescribedArm(GripperArm):
         return [values[name] for name in names]
 
 
-def add_servo(spec: mujoco.MjSpec, joint: Any, servo: Servo) -> None:
-    """Add a position servo to a joint, in place of its actuator."""
+def read_mjcf(robot: str, path: Path) -> mujoco.MjSpec:
+    """Read an MJCF file. Of assets with the same name the first one counts. UserError for a file that is not valid."""
+    try:
+        return mujoco.MjSpec.from_file(str(path))
+    except ValueError as error:
+        if "repeated name" not in str(error):
+            raise UserError(f"robot {robot}: {path}: {one_line(error)}") from error
+    root = ElementTree.parse(path).getroot()
+    for assets in root.iter("asset"):
+        names: set[tuple[str, str]] = set()
+        for asset in list(assets):
+            if (name := (asset.tag, asset.get("name", asset.get("file", "")))) in names:
+                assets.remove(asset)
+            names.add(name)
+    spec = mujoco.MjSpec.from_string(ElementTree.tostring(root, encoding="unicode"))
+    spec.modelfiledir = str(path.parent)
+    return spec
+
+
+def attach_gripper(spec: mujoco.MjSpec, robot: str, path: Path, frame: Any) -> None:
+    """Add a gripper's MJCF. If it does not name the unit of angles, it has that of the arm's, as where files merge."""
+    gripper = read_mjcf(robot, path)
+    if not any(each.get("angle") for each in ElementTree.parse(path).iter("compiler")):
+        gripper.compiler.degree = spec.compiler.degree
+    for thing in (*gripper.keys, *gripper.sensors):
+        gripper.delete(thing)
+    spec.attach(gripper, frame=frame, prefix=GRIPPER)
+
+
+def add_links(spec: mujoco.MjSpec, links: Mapping[str, tuple[str, float]]) -> None:
+    """Make joints follow others: by constraints, in place of the tendons over these joints."""
+    for tendon in list(spec.tendons):
+        if any(wrap.type == mujoco.mjtWrap.mjWRAP_JOINT and wrap.target.name in links for wrap in tendon.path):
+            spec.delete(tendon)
+    for name, (other, ratio) in links.items():
+        equality = spec.add_equality(type=mujoco.mjtEq.mjEQ_JOINT, objtype=mujoco.mjtObj.mjOBJ_JOINT)
+        equality.name1, equality.name2, equality.data[:2] = name, other, (0.0, ratio)
+
+
+def add_servo(spec: mujoco.MjSpec, joint: Any, servo: Servo, inertia: float) -> None:
+    """Add a position servo to a joint, in place of its actuator. inertia: of the joint at home, kg m^2 or kg."""
     for actuator in [each for each in spec.actuators if each.target == joint.name]:
         spec.delete(actuator)
-    force = [-servo.force, servo.force]
     actuator = spec.add_actuator(
-        name=joint.name, trntype=mujoco.mjtTrn.mjTRN_JOINT, target=joint.name, ctrlrange=joint.range, forcerange=force
-    )
-    actuator.set_to_position(kp=servo.kp, kv=servo.kd)
-    if servo.armature is not None:
-        joint.armature = servo.armature
+        name=joint.name, trntype=mujoco.mjtTrn.mjTRN_JOINT, target=joint.name, ctrlrange=joint.range,
+        forcerange=[-servo.force, servo.force],
+    )  # fmt: skip
+    kp = STIFFNESS * inertia if servo.kp is None else servo.kp
+    actuator.set_to_position(kp=kp, kv=DAMPING * kp / STIFFNESS if servo.kd is None else servo.kd)

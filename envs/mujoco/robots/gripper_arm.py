@@ -48,6 +48,7 @@ class GripperState:
         model = batch.model
         self.robot, self.config, self.scale = robot, robot.config, robot.scale
         self.num_joints, self.lead = robot.num_joints, 2.3 if robot.config.from_target else 1.0
+        self.side_rad = np.pi / 2 if robot.thin_along_y else 0.0
         self._qpos, self._qvel, self._ctrl = (live(batch.bind(name)) for name in ("qpos", "qvel", "ctrl"))
         self.parts = Parts(model, self._qpos.device)
         self.encoder_offset_NJ: Tensor | None = None
@@ -100,10 +101,10 @@ class GripperState:
         raise NotImplementedError
 
     def hold(self, ids: Tensor, half_width_n: Tensor) -> Tensor:
-        position_n, middle_n3 = half_width_n, half_width_n.new_zeros(len(ids), 3)
+        qpos_nL, middle_n3 = half_width_n.unsqueeze(-1), half_width_n.new_zeros(len(ids), 3)
         if self.robot.jaws is not None:
-            position_n, middle_n3 = self.robot.jaws.hold(2 * half_width_n)
-        self._qpos[at(ids, self.parts.gripper.qpos)] = position_n.unsqueeze(-1)
+            qpos_nL, middle_n3 = self.robot.jaws.hold(2 * half_width_n)
+        self._qpos[at(ids, self.parts.linked)] = qpos_nL
         self._ctrl[at(ids, self.parts.gripper.ctrl)] = self.robot.finger_touch_m
         return middle_n3
 
@@ -114,9 +115,9 @@ class GripperState:
         return self.tcp_pos + (self.tcp_mat.reshape(-1, 3, 3) * meet_13).sum(-1)
 
     def squeezing(self) -> Tensor:
-        touch_m = self.robot.finger_touch_m
-        still = self.finger_qvel.abs().amax(dim=-1) < (self.robot.finger_open_m - touch_m) / 8
-        return (self.finger_targets[:, 0] < touch_m) & still
+        touch_m, sign = self.robot.finger_touch_m, 1 if self.robot.finger_open_m > self.robot.finger_closed_m else -1
+        still = self.finger_qvel.abs().amax(dim=-1) < self.robot.finger_travel / 8
+        return (sign * self.finger_targets[:, 0] < sign * touch_m) & still
 
     def finger_goal(self, gripper: Numbers) -> Numbers:
         """Return the finger position (m) that gripper actions ask for: 1 open, -1 closed."""
@@ -162,7 +163,8 @@ class AttachedArm(GripperState):
     def reset(self, ids: np.ndarray, qpos_nJ: np.ndarray) -> None:
         arm, gripper = self.parts.arm, self.parts.gripper
         self.qpos[at(ids, arm.qpos)], self.ctrl[at(ids, arm.ctrl)] = qpos_nJ, qpos_nJ
-        self.qpos[at(ids, gripper.qpos)] = self.ctrl[at(ids, gripper.ctrl)] = self.robot.finger_open_m
+        self.qpos[at(ids, self.parts.linked)] = self.robot.open_qpos
+        self.ctrl[at(ids, gripper.ctrl)] = self.robot.finger_open_m
 
     def apply(self, action_NA: np.ndarray, ids: np.ndarray | None, measured: Measurement | None = None) -> None:
         """Write the actuator targets. ``site_xpos`` and ``qpos`` must be current.
@@ -231,7 +233,8 @@ class DeviceArm(GripperState):
     def reset(self, ids: Tensor, qpos_nJ: Tensor) -> None:
         arm, gripper = self.parts.arm, self.parts.gripper
         self._qpos[at(ids, arm.qpos)], self.ctrl[at(ids, arm.ctrl)] = qpos_nJ, qpos_nJ
-        self._qpos[at(ids, gripper.qpos)] = self.ctrl[at(ids, gripper.ctrl)] = self.robot.finger_open_m
+        self._qpos[at(ids, self.parts.linked)] = self._qpos.new_tensor(self.robot.open_qpos)
+        self.ctrl[at(ids, gripper.ctrl)] = self.robot.finger_open_m
 
     def apply(self, action_NA: Tensor, measured: Measurement | None = None) -> None:
         """Write the actuator targets for actions [N, A] in [-1, 1]; see ``AttachedArm.apply``."""

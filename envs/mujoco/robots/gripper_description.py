@@ -46,6 +46,8 @@ class GripperDescription:
     """Target of each finger at which the fingers meet; below it they squeeze."""
     jaws: Jaws | None = None
     """Fingers that do not slide; None: a finger's position is its distance from the middle."""
+    thin_along_y: bool = False
+    """Whether the closed fingers reach less far along the tool's y axis than along its x axis."""
     scale: Scale = Scale()
     finger_max_m: float = 0.04
     """Position of each finger when the gripper is open as far as it can."""
@@ -57,6 +59,19 @@ class GripperDescription:
     def __init__(self, config: ControlConfig) -> None:
         self.config = config
         self.workspace_m = config.workspace_low_m, config.workspace_high_m
+
+    @property
+    def open_qpos(self) -> np.ndarray:
+        """Positions of all joints but the arm's when the gripper is open, [L]."""
+        return np.array([self.finger_open_m]) if self.jaws is None else self.jaws.qpos_KL[-1]
+
+    @property
+    def finger_travel(self) -> float:
+        """How far the gripper's joints move from open to where the fingers meet, m or rad."""
+        if self.jaws is None:
+            return self.finger_open_m - self.finger_touch_m
+        touch_L = [np.interp(0.0, self.jaws.gap_K, qpos_K) for qpos_K in self.jaws.qpos_KL.T]
+        return float(np.abs(self.jaws.qpos_KL[-1] - touch_L).max())
 
     def spec(self) -> mujoco.MjSpec:
         """Return the robot without table and objects."""
@@ -79,7 +94,7 @@ class GripperDescription:
 
     @property
     def gripper_unit(self) -> str:
-        """Unit of the gripper's command and joints: m if they slide, rad if they turn."""
+        """Unit of the gripper's joints: m if they slide, rad if they turn."""
         slides = self.model.jnt_type[self.parts.gripper.joints] == mujoco.mjtJoint.mjJNT_SLIDE
         return "m" if slides.all() else "rad"
 

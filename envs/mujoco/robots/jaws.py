@@ -1,4 +1,8 @@
-"""How wide two fingers are open, and where between them an object is held: measured on their geoms."""
+"""How wide two fingers are open, and where between them an object is held: measured on their geoms.
+
+The gripper is brought to commands from open to closed. Where its joints follow from one another, by equality
+constraints, tendons or springs, it is simulated until it stands still.
+"""
 
 from itertools import product
 from typing import NamedTuple
@@ -8,47 +12,95 @@ import numpy as np
 from torch import Tensor
 
 from embodied.core.errors import UserError
-from embodied.envs.mujoco.robots.parts import Place
+from embodied.envs.mujoco.robots.parts import Parts
 
 POSITIONS = 33  # of the gripper at which gaps are measured
 FAR_M = 1.0  # beyond which distances are not measured
+SETTLE_S = 2.0  # longest time that a command is simulated
+STILL, DIVERGED = 1e-3, 1e3  # greatest speeds of joints that stand still, and of a simulation that works, rad/s or m/s
+ALONG = 0.9  # least cosine between the line from finger to finger and an axis of the tool, x or y
 
 
 class Jaws(NamedTuple):
-    """Gaps between two fingers at K positions of the gripper, from closed to open."""
+    """Gaps between two fingers at K commands of the gripper, from closed to open."""
 
     gap_K: np.ndarray
     """Distance between the fingers, m; below 0 where they overlap."""
-    position_K: np.ndarray
-    """Position of the gripper's joints, in their unit."""
+    command_K: np.ndarray
+    """Command of the gripper's actuators."""
+    qpos_KL: np.ndarray
+    """Positions of the joints that are not the arm's (``Parts.linked``)."""
     middle_K3: np.ndarray
     """Middle of the gap, as far along the line between the fingers, in the tool's frame, m."""
+    reach_2: np.ndarray
+    """How far the closed fingers reach from the tool along its x and its y axis, m."""
 
     def hold(self, width_n: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the positions [n] that hold objects this wide (m), and the objects' centres, [n, 3], m."""
-        columns = np.column_stack([self.position_K, self.middle_K3]).T
+        """Return the joint positions [n, L] that hold objects this wide (m), and the objects' centres, [n, 3], m."""
+        columns = np.column_stack([self.qpos_KL, self.middle_K3]).T
         found = [np.interp(width_n.cpu().numpy(), self.gap_K, column_K) for column_K in columns]
-        position_n, centre_3n = width_n.new_tensor(found[0]), width_n.new_tensor(np.array(found[1:]))
-        return position_n, centre_3n.T
+        qpos_Ln, centre_3n = width_n.new_tensor(np.array(found[:-3])), width_n.new_tensor(np.array(found[-3:]))
+        return qpos_Ln.T, centre_3n.T
 
 
-def measure_jaws(model: mujoco.MjModel, gripper: Place, fingers: tuple[str, str], closed: float, open: float) -> Jaws:
-    """Measure the gaps from ``closed`` to ``open``. UserError for a finger without a geom that touches objects."""
+def measure_jaws(
+    model: mujoco.MjModel, parts: Parts, fingers: tuple[str, str], closed: float, open: float, home_J: np.ndarray
+) -> Jaws:
+    """Measure the gaps from ``closed`` to ``open``, with the arm at home.
+
+    UserError for a finger without a geom that touches objects, and for fingers that close along neither x nor y of the
+    tool.
+    """
     data, touching = mujoco.MjData(model), model.geom_contype | model.geom_conaffinity
     geoms = [np.flatnonzero((model.geom_bodyid == model.body(name).id) & (touching != 0)) for name in fingers]
     for name, found in zip(fingers, geoms, strict=True):
         if not len(found):
             raise UserError(f"gripper.bodies: '{name}' has no geom that touches objects, needed: one or more")
-    positions_K, gaps, middles = np.linspace(closed, open, POSITIONS), [], []
-    line_6, site = np.zeros(6), model.site("tcp").id
-    for position in positions_K:
-        data.qpos[gripper.qpos] = position
-        mujoco.mj_kinematics(model, data)
+    data.qpos[parts.arm.qpos], site = home_J, model.site("tcp").id
+    commands_K = np.linspace(closed, open, POSITIONS)
+    gaps, qpos, middles, lines = [], [], [], []
+    line_6 = np.zeros(6)
+    for command in commands_K[::-1]:
+        settle(model, data, parts, command, home_J)
         distances = {pair: mujoco.mj_geomDistance(model, data, *pair, FAR_M, None) for pair in product(*geoms)}
         nearest = min(distances, key=lambda pair: distances[pair])
         gaps.append(mujoco.mj_geomDistance(model, data, *nearest, FAR_M, line_6))
+        mat = data.site_xmat[site].reshape(3, 3)
         along = line_6[3:] - line_6[:3]
         along /= max(float(np.linalg.norm(along)), 1e-9)
         middle = (line_6[:3] + line_6[3:]) / 2 - data.site_xpos[site]
-        middles.append(data.site_xmat[site].reshape(3, 3).T @ along * (middle @ along))
-    return Jaws(np.maximum.accumulate(gaps), positions_K, np.array(middles))
+        middles.append(mat.T @ along * (middle @ along))
+        lines.append(mat.T @ along)
+        qpos.append(data.qpos[parts.linked].copy())
+    if max(abs((line := lines[POSITIONS // 4])[:2])) < ALONG:
+        axis = ", ".join(f"{x:.2f}" for x in line)
+        raise UserError(f"tool: the gripper closes along ({axis}) of the tool, needed: along x or y")
+    qpos_KL, middle_K3 = np.array(qpos[::-1]), np.array(middles[::-1])
+    corners = [corner for geom in np.concatenate(geoms) for corner in box_corners(model, data, geom)]
+    reach_2 = np.abs((np.array(corners) - data.site_xpos[site]) @ data.site_xmat[site].reshape(3, 3))[:, :2].max(0)
+    return Jaws(np.maximum.accumulate(gaps[::-1]), commands_K, qpos_KL, middle_K3, reach_2)
+
+
+def box_corners(model: mujoco.MjModel, data: mujoco.MjData, geom: int) -> np.ndarray:
+    """Return the corners of a geom's bounding box, [8, 3], m."""
+    centre, half = model.geom_aabb[geom].reshape(2, 3)
+    signs_83 = np.array(list(product((-1, 1), repeat=3)))
+    corners_83: np.ndarray = (centre + half * signs_83) @ data.geom_xmat[geom].reshape(3, 3).T + data.geom_xpos[geom]
+    return corners_83
+
+
+def settle(model: mujoco.MjModel, data: mujoco.MjData, parts: Parts, command: float, home_J: np.ndarray) -> None:
+    """Bring the gripper to a command, with the arm at home."""
+    if parts.direct:
+        data.qpos[parts.gripper.qpos] = command
+        mujoco.mj_kinematics(model, data)
+        return
+    data.ctrl[parts.arm.ctrl], data.ctrl[parts.gripper.ctrl] = home_J, command
+    for step in range(round(SETTLE_S / model.opt.timestep)):
+        mujoco.mj_step(model, data)
+        data.qpos[parts.arm.qpos], data.qvel[parts.arm.qvel] = home_J, 0.0
+        if (speed := np.abs(data.qvel).max()) > DIVERGED:
+            raise UserError("gripper: its simulation diverges, needed: armature and damping for its joints")
+        if step > POSITIONS and speed < STILL:
+            break
+    mujoco.mj_kinematics(model, data)

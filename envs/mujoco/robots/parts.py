@@ -1,6 +1,7 @@
 """Where a robot's parts are in a model: found by names and by the tree of bodies, whatever their order in the file.
 
-The arm's joints are those between the base and the site ``tcp``. All actuators of other joints are the gripper's.
+The arm's joints are those between the base and the site ``tcp``. All other actuators are the gripper's. Its joints are
+those that they drive, by a tendon too; more joints may be linked to them by equality constraints, tendons and springs.
 """
 
 from collections.abc import Sequence
@@ -15,6 +16,7 @@ from embodied.core.errors import UserError
 
 Columns = Any
 """Columns of an array or a tensor: a slice if they follow each other, so that reading copies nothing; else an index."""
+SERVOS = "servos: of the robot's file can give it one"
 FINGERS = ("left_finger", "right_finger")
 """What the two bodies that touch a held object are called, in the model's tuple and in names of sensors."""
 
@@ -33,7 +35,7 @@ class Place(NamedTuple):
 
 
 class Parts:
-    """An arm with a gripper in a model. UserError for an arm's joint without its one actuator, or no gripper.
+    """An arm with a gripper in a model. UserError for an arm's joint without its one position servo, or no gripper.
 
     device: of the tensors that indices are for; None: the CPU, or arrays.
     """
@@ -41,28 +43,56 @@ class Parts:
     arm: Place
     """From the base to the tool."""
     gripper: Place
+    linked: Columns
+    """In ``qpos``: all joints of the robot that are not the arm's."""
+    direct: bool
+    """Whether every joint of the gripper has a position servo of its own."""
 
     def __init__(self, model: mujoco.MjModel, device: torch.device | None = None) -> None:
         servos: dict[int, list[int]] = {}
-        for actuator, kind in enumerate(model.actuator_trntype):
-            if kind != mujoco.mjtTrn.mjTRN_JOINT:
-                raise UserError(f"actuator '{model.actuator(actuator).name}': allowed: actuators of a joint")
-            servos.setdefault(int(model.actuator_trnid[actuator, 0]), []).append(actuator)
-        chain = np.isin(model.jnt_bodyid, ancestors(model, int(model.site_bodyid[model.site("tcp").id])))
+        for actuator in range(model.nu):
+            for joint in driven(model, actuator):
+                servos.setdefault(joint, []).append(actuator)
+        body = int(model.site_bodyid[model.site("tcp").id])
+        chain = np.isin(model.jnt_bodyid, ancestors(model, body))
         arm = np.flatnonzero(chain).tolist()
         for joint in arm:
             if (count := len(servos.get(joint, ()))) != 1:
-                raise UserError(f"joint '{model.joint(joint).name}': has {count} actuators, allowed: 1")
+                raise UserError(f"joint '{model.joint(joint).name}': has {count} actuators, allowed: 1 ({SERVOS})")
+            if not is_servo(model, servos[joint][0]):
+                raise UserError(f"joint '{model.joint(joint).name}': its actuator is no position servo ({SERVOS})")
         gripper = sorted(set(servos) - set(arm))
         if not gripper:
             raise UserError("actuators: got none of a joint beyond the tool, needed: at least one, the gripper's")
 
         def place(joints: list[int]) -> Place:
-            ctrl = [servos[joint][0] for joint in joints]
+            ctrl = list(dict.fromkeys(servos[joint][0] for joint in joints))
             ids = (joints, model.jnt_qposadr[joints].tolist(), model.jnt_dofadr[joints].tolist(), ctrl)
             return Place(joints, ctrl, *(columns(of, device) for of in ids))
 
         self.arm, self.gripper = place(arm), place(gripper)
+        linked = np.flatnonzero(~chain & (model.body_rootid[model.jnt_bodyid] == model.body_rootid[body]))
+        self.linked = columns(model.jnt_qposadr[linked].tolist(), device)
+        self.direct = linked.tolist() == gripper and all(is_servo(model, actuator) for actuator in self.gripper.servos)
+
+
+def driven(model: mujoco.MjModel, actuator: int) -> list[int]:
+    """Return the joints that an actuator drives: its joint, or those of its tendon. UserError for other kinds."""
+    kind, target = model.actuator_trntype[actuator], int(model.actuator_trnid[actuator, 0])
+    if kind == mujoco.mjtTrn.mjTRN_JOINT:
+        return [target]
+    wraps = slice(model.tendon_adr[target], model.tendon_adr[target] + model.tendon_num[target])
+    if kind != mujoco.mjtTrn.mjTRN_TENDON or (model.wrap_type[wraps] != mujoco.mjtWrap.mjWRAP_JOINT).any():
+        raise UserError(f"actuator '{model.actuator(actuator).name}': allowed: those of a joint or of a fixed tendon")
+    return [int(joint) for joint in model.wrap_objid[wraps]]
+
+
+def is_servo(model: mujoco.MjModel, actuator: int) -> bool:
+    """Return whether the command of an actuator is the position of one joint."""
+    gain, (_, bias, _) = model.actuator_gainprm[actuator, 0], model.actuator_biasprm[actuator, :3]
+    of_joint = model.actuator_trntype[actuator] == mujoco.mjtTrn.mjTRN_JOINT and model.actuator_gear[actuator, 0] == 1
+    affine = model.actuator_biastype[actuator] == mujoco.mjtBias.mjBIAS_AFFINE
+    return bool(of_joint and affine and gain > 0 and gain == -bias)
 
 
 def ancestors(model: mujoco.MjModel, body: int) -> list[int]:
