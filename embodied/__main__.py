@@ -17,8 +17,8 @@ from embodied.core.process.interrupts import end_on_interrupt
 from embodied.session.command import run_command
 
 COMMANDS = (
-    "train", "eval", "compare", "replay", "audit", "status", "report", "tasks", "collect", "convert", "export",
-    "deploy", "serve", "bench",
+    "train", "eval", "compare", "replay", "audit", "status", "report", "tasks", "collect", "preflight",
+    "convert", "export", "deploy", "serve", "bench",
 )  # fmt: skip
 
 

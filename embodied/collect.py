@@ -46,6 +46,7 @@ from embodied.core.seeds import Purpose, first_env_seed
 from embodied.core.spec import SUCCESS, TRAIN, Box, CameraSpec, EnvSpec
 from embodied.core.types import Obs
 from embodied.data import Episode, write
+from embodied.data.lerobot import DISTURBANCE, PLAN
 from embodied.envs import first_episodes
 from embodied.report.progress import duration
 from embodied.runtime import threads
@@ -116,7 +117,8 @@ def collect(argv: Sequence[str]) -> dict[str, Any]:
         tried += env.num_envs
         print(f"{len(kept)} of {options.episodes} episodes, {duration(time.monotonic() - began)}", file=sys.stderr)
     env.close()
-    write(out, kept, spec)
+    words = {key: value for key, value in overrides.items() if key not in {*own, "device"}}
+    write(out, kept, spec, {**words, "task": config.task.name})
     return {
         "data": str(out), "task": spec.task, "episodes": len(kept), "frames": sum(map(len, kept)), "tried": tried,
         "solved": solved, "success_rate": solved / tried, "wall_s": round(time.monotonic() - began, 3),
@@ -189,7 +191,8 @@ def record(env: VecEnv, act: Callable[[Obs], Tensor], options: CollectConfig, se
     texts = [env.spec.texts[i] if env.spec.texts else env.spec.task for i in plans.instruction_n.tolist()]
     steps, num_envs = env.spec.max_episode_steps, env.num_envs
     disturbance = disturbances(env.spec, num_envs, options, np.random.default_rng(seed))
-    states, actions, rewards, solved = [], [], [], []
+    states, actions, rewards, solved, added = [], [], [], [], []
+    plan_NP = torch.from_numpy(np.stack([getattr(plans, field.name) for field in fields(plans)], -1))
     length_N = torch.full((num_envs,), steps)  # of each env's first episode
     images: dict[str, list[Tensor]] = {camera.name: [] for camera in env.spec.cameras}
     for t in range(steps):
@@ -199,19 +202,21 @@ def record(env: VecEnv, act: Callable[[Obs], Tensor], options: CollectConfig, se
             frames.append(obs[f"images.{camera}"])
         actions.append(action_NA)
         executed_NA = torch.where(disturbance[:, t].isnan(), action_NA, disturbance[:, t])
+        added.append(executed_NA - action_NA)
         step = timestep_to(env.step(executed_NA.to(env.device)), CPU)
         rewards.append(step.reward_N)
         solved.append(step.info[SUCCESS])
         obs = step.obs
         length_N[(length_N == steps) & (step.terminated_N | step.truncated_N)] = t + 1
-    columns = [torch.stack(column, 1) for column in (states, actions, rewards, solved)]
+    columns = [torch.stack(column, 1) for column in (states, actions, rewards, added, solved)]
     success_NL = columns[-1]
     episodes = []
     for i in range(num_envs):
         length = cut(success_NL[i, : length_N[i]], options.hold_steps)
-        state, action, reward, success = (column[i, :length] for column in columns)
+        state, action, reward, disturbance, success = (column[i, :length] for column in columns)
+        extra = {DISTURBANCE: disturbance, PLAN: plan_NP[i].expand(length, -1)}
         seen = {camera: torch.stack([frame[i] for frame in frames[:length]]) for camera, frames in images.items()}
-        episodes.append(Episode(state, action, reward, success, texts[i], seen))
+        episodes.append(Episode(state, action, reward, success, texts[i], seen, extra))
     return episodes
 
 

@@ -56,7 +56,10 @@ RUN_ELSEWHERE = {
     "docs/simulators.md": "envs/test_simulators_page.py", "docs/sim_to_real.md": "deployment/test_docs.py",
     "docs/vla.md": "policies/test_vla_checkpoint.py",
 }  # fmt: skip
-LAST_STEP = {"collect": "compose_run", "tasks": "compose_run", "deploy": "parse_words", "serve": "parse_words"}
+LAST_STEP = {
+    "collect": "compose_run", "tasks": "compose_run", "preflight": "compose_new", "deploy": "parse_words",
+    "serve": "parse_words",
+}  # fmt: skip
 """What completes the options of a command; of others ``from_mapping``."""
 
 

@@ -24,6 +24,10 @@ PLAUSIBLE = {"rad": 2 * math.pi, "m": 10.0}  # largest states, by unit
 INSTEAD = {"rad": ("degrees", math.pi / 180), "m": ("mm", 1e-3)}  # other units that data sets have, and their sizes
 
 
+class Unfit(UserError):
+    """Raised for numbers of a data set that no policy can learn from, although their names are those of the task."""
+
+
 @config_dataclass
 class Column:
     """Options of one column. An entry of the task is ``offset + scale * number``."""
@@ -121,10 +125,7 @@ def check_actions(action_FA: Tensor, spec: EnvSpec, column: Column, path: Path) 
     beyond: dict[int, Conversion | None] = {}
     small: dict[int, Conversion | None] = {}
     for i, (term, (low, high)) in enumerate(zip(spec.action.terms, _ranges(action_FA), strict=True)):
-        size, units = max(-low, high), list[Conversion]()
-        if term.scale:  # the commanded quantity in its own unit, and in another one
-            sizes = [(term.unit or "the environment's unit", 1.0), *filter(None, [INSTEAD.get(term.unit)])]
-            units = [Conversion(unit, one / term.scale, -term.offset / term.scale) for unit, one in sizes]
+        size, units = max(-low, high), physical(term)
         if size > 1 + ROUNDING:
             beyond[i] = _fitting((low, high), (*units, *PERCENT, Conversion("shares of the largest", 1 / size)))
         elif 0 < size < SMALL:
@@ -132,7 +133,7 @@ def check_actions(action_FA: Tensor, spec: EnvSpec, column: Column, path: Path) 
     described = _described(beyond or small, spec.action_names, action_FA, column, "action")
     where = f"data set {path}: its action"
     if beyond:
-        raise UserError(f"{where} goes beyond -1 to 1, which is all that task {spec.task} allows: {described}")
+        raise Unfit(f"{where} goes beyond -1 to 1, which is all that task {spec.task} allows: {described}")
     line = f"{where} uses less than a tenth of -1 to 1, as if it had another unit: {described}"
     return [line] if small else []
 
@@ -161,6 +162,18 @@ def check_units(found: Sequence[str], needed: Sequence[str], names: Sequence[str
     return [f"{differ}. {cure}"] if other else []
 
 
+def physical(term: ActionTerm) -> list[Conversion]:
+    """Return the conversions of the commanded quantity, in its own unit and in another one, to an action."""
+    sizes = [(term.unit or "the environment's unit", 1.0), *filter(None, [INSTEAD.get(term.unit)])]
+    return [Conversion(unit, one / term.scale, -term.offset / term.scale) for unit, one in sizes if term.scale]
+
+
+def option_words(what: str, scale: Tensor, offset: Tensor) -> str:
+    """Return the words of the command line that convert a column."""
+    options = [("scale", scale), *([("offset", offset)] if offset.any() else [])]
+    return " ".join(f"data_keys.{what}.{name}=[{','.join(f'{x:.6g}' for x in of.tolist())}]" for name, of in options)
+
+
 def _ranges(values_FD: Tensor) -> list[tuple[float, float]]:
     return list(zip(values_FD.amin(0).tolist(), values_FD.amax(0).tolist(), strict=True))
 
@@ -186,6 +199,4 @@ def _described(
             scale[i], offset[i] = conversion.scale * scale[i], conversion.scale * offset[i] + conversion.offset
     if not any(entries.values()):
         return ", ".join(listed)
-    options = [("scale", scale), *([("offset", offset)] if offset.any() else [])]
-    words = [f"data_keys.{what}.{name}=[{','.join(f'{x:.6g}' for x in numbers.tolist())}]" for name, numbers in options]
-    return f"{', '.join(listed)}. To convert it: {' '.join(words)}"
+    return f"{', '.join(listed)}. To convert it: {option_words(what, scale, offset)}"

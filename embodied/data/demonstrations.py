@@ -32,6 +32,8 @@ class Episode:
     instruction: str
     images: dict[str, Tensor] = field(default_factory=dict)
     """Observed images by camera, uint8 [L, h, w, 3]."""
+    extra: dict[str, Tensor] = field(default_factory=dict)
+    """Further features by name, [L] or [L, D]."""
 
     def __len__(self) -> int:
         return len(self.state_LS)

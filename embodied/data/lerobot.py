@@ -6,6 +6,7 @@
           meta/episodes/chunk-000/file-000.parquet    one row per episode: length, instructions, place of its frames
           data/chunk-000/file-000.parquet             one row per frame
           meta/units.json                             units of state and action (columns.py), in our own data sets
+          meta/recorded_with.json                     words that build the environment again, in those of ``collect``
 
 Format: https://huggingface.co/docs/lerobot/lerobot-dataset-v3. A frame holds an observation and the action that was
 chosen for it; ``next.*`` are the results of that step. Images are columns of PNG files (feature type ``image``) or
@@ -33,7 +34,8 @@ from embodied.data.images import decode_png, read_videos, reading
 VERSION = "v3.0"
 FILE = "chunk-000/file-000.parquet"
 STATE, ACTION, IMAGES, TASK = columns.NAMES["state"], columns.NAMES["action"], "observation.images", "task_index"
-UNITS = "meta/units.json"
+UNITS, RECORDED_WITH = "meta/units.json", "meta/recorded_with.json"
+DISTURBANCE, PLAN = "disturbance", "episode_plan"  # features of ``collect``: executed minus recorded action, and plan
 
 
 def read(path: Path, keys: Mapping[str, Any] | None = None, cameras: Sequence[str] = ()) -> Demonstrations:
@@ -63,10 +65,7 @@ def read(path: Path, keys: Mapping[str, Any] | None = None, cameras: Sequence[st
         if kind not in ("image", "video"):
             raise UserError(f"data set {path}: {key} is of type {kind}, allowed: image and video")
         stored += [key] if kind == "image" else []
-    files = sorted((path / "data").glob("*/*.parquet"))
-    wanted = [state.name, action.name, *stored, "episode_index", TASK]
-    with reading(path, "its frames"):
-        table = pa.concat_tables([pq.read_table(file, columns=wanted) for file in files]).select(wanted)
+    table = _frames(path, [state.name, action.name, *stored, "episode_index", TASK])
     episode = torch.from_numpy(table["episode_index"].to_numpy().astype(np.int64))
     if len(episode) == 0 or bool((episode.diff() < 0).any()):
         raise UserError(f"data set {path}: frames must be there, and in the order of their episodes")
@@ -84,6 +83,14 @@ def read(path: Path, keys: Mapping[str, Any] | None = None, cameras: Sequence[st
             for camera, key in images.items()
         },
     )  # fmt: skip
+
+
+def read_features(path: Path, names: Sequence[str]) -> dict[str, Tensor]:
+    """Return those of the numeric features that the data set has, as it stores them, [F, D] each."""
+    table = _frames(path, [name for name in names if name in _info(path)["features"]])
+    with reading(path, "its frames"):
+        found = {name: np.asarray(table[name].to_pylist()) for name in table.column_names}
+        return {name: torch.from_numpy(rows.reshape(len(rows), -1)) for name, rows in found.items()}
 
 
 def check_sizes(path: Path, spec: EnvSpec) -> None:
@@ -107,15 +114,16 @@ def check_fits(data: Demonstrations, spec: EnvSpec, path: Path, keys: Mapping[st
     UserError unless sizes, names, images and control rate are those of the task, and actions are in its space.
     """
     rate, where = 1 / spec.control_dt_s, f"data set {path}"
-    if not math.isclose(data.control_hz, rate, rel_tol=1e-3):
-        raise UserError(f"{where}: recorded at {data.control_hz:g} Hz, but task {spec.task} runs at {rate:g}")
     pairs = (("state", data.state_FS, data.state_names, spec.state_names),
              ("action", data.action_FA, data.action_names, spec.action_names))  # fmt: skip
     for what, values, names, expected in pairs:
         hint = f"data_keys.{what}.entries=[...] names those of its entries that are the task's, in the task's order"
         found, needed = values.shape[1], len(expected)
         if found != needed:
-            raise UserError(f"{where}: its {what} has {found} entries, task {spec.task} has {needed}. {hint}")
+            extra, missing = (", ".join(x for x in a if x not in b) for a, b in ((names, expected), (expected, names)))
+            beyond = f". In the data set alone: {extra or 'none'}; in the task alone: {missing or 'none'}"
+            differs = f"its {what} has {found} entries, task {spec.task} has {needed}. {hint}"
+            raise UserError(f"{where}: {differs}{beyond if names else ''}")
         for i, (name, other) in enumerate(zip(names, expected, strict=False)):
             if name != other:
                 differs = f"entry {i} of its {what} is '{name}', that of task {spec.task} '{other}'"
@@ -123,6 +131,8 @@ def check_fits(data: Demonstrations, spec: EnvSpec, path: Path, keys: Mapping[st
     for camera in spec.cameras:
         if camera.name in data.images:
             _check_size(path, camera, *data.images[camera.name].shape[1:3])
+    if not math.isclose(data.control_hz, rate, rel_tol=1e-3):
+        raise columns.Unfit(f"{where}: recorded at {data.control_hz:g} Hz, but task {spec.task} runs at {rate:g}")
     state, action = columns.columns_of(keys or {})
     return [
         *columns.check_units(data.state_units, columns.state_units(spec), spec.state_names, "state", path),
@@ -144,6 +154,13 @@ def _info(path: Path) -> dict[str, Any]:
     return info
 
 
+def _frames(path: Path, wanted: Sequence[str]) -> pa.Table:
+    """Return columns of all frames."""
+    with reading(path, "its frames"):
+        files = sorted((path / "data").glob("*/*.parquet"))
+        return pa.concat_tables([pq.read_table(file, columns=wanted) for file in files]).select(wanted)
+
+
 def _names(feature: Mapping[str, Any]) -> tuple[str, ...]:
     names = feature.get("names")
     if isinstance(names, Mapping):  # {"motors": [...]}, as some recorders write it
@@ -160,7 +177,8 @@ def _matrix(table: pa.Table, key: str, path: Path) -> Tensor:
     values = torch.from_numpy(rows.reshape(len(rows), -1))
     broken = (~values.isfinite().all(1)).nonzero().squeeze(1)
     if len(broken):
-        raise UserError(f"data set {path}: {key} is not finite in {len(broken)} frames, the first is {int(broken[0])}")
+        where = f"in {len(broken)} frames, the first is {int(broken[0])}"
+        raise columns.Unfit(f"data set {path}: {key} is not finite {where}")
     return values
 
 

@@ -22,15 +22,18 @@ from embodied.core.spec import EnvSpec
 from embodied.data.columns import action_units, state_units
 from embodied.data.demonstrations import Episode
 from embodied.data.images import encode_png
-from embodied.data.lerobot import ACTION, FILE, IMAGES, STATE, TASK, UNITS, VERSION
+from embodied.data.lerobot import ACTION, FILE, IMAGES, RECORDED_WITH, STATE, TASK, UNITS, VERSION
 
 IMAGE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
 QUANTILES = {"q01": 0.01, "q10": 0.1, "q50": 0.5, "q90": 0.9, "q99": 0.99}
 Array = NDArray[Any]
 
 
-def write(path: Path, episodes: Sequence[Episode], spec: EnvSpec) -> None:
-    """Write one or more episodes as a data set, or nothing. UserError if ``path`` exists or cannot be written."""
+def write(path: Path, episodes: Sequence[Episode], spec: EnvSpec, words: Mapping[str, Any] | None = None) -> None:
+    """Write one or more episodes as a data set, or nothing. UserError if ``path`` exists or cannot be written.
+
+    words: of the command line, that build the environment again, such as ``task.robot``.
+    """
     assert episodes
     partial = path.with_name(f".{path.name}.writing")
     try:
@@ -39,6 +42,8 @@ def write(path: Path, episodes: Sequence[Episode], spec: EnvSpec) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         shutil.rmtree(partial, ignore_errors=True)
         _write(partial, episodes, spec)
+        if words is not None:
+            (partial / RECORDED_WITH).write_text(json.dumps(words, indent=4), encoding="utf-8")
         partial.rename(path)
     except BaseException as error:
         shutil.rmtree(partial, ignore_errors=True)
@@ -63,6 +68,7 @@ def _write(path: Path, episodes: Sequence[Episode], spec: EnvSpec) -> None:
         "episode_index": np.repeat(np.arange(len(episodes)), lengths),
         "index": np.arange(ends[-1]),
         TASK: np.repeat([instructions.index(episode.instruction) for episode in episodes], lengths),
+        **{name: _joined([episode.extra[name] for episode in episodes]) for name in episodes[0].extra},
     }
     images = {f"{IMAGES}.{camera}": _joined([e.images[camera] for e in episodes]) for camera in episodes[0].images}
     names = {STATE: list(spec.state_names), ACTION: list(spec.action_names)}

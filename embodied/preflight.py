@@ -1,0 +1,52 @@
+"""Examine demonstrations before imitation: ``python -m embodied.preflight data=demos/x [task=x] [key=value ...]``
+
+  task=...  <option>=...    as for embodied.train algo=sft; data sets of embodied.collect know task and environment
+
+Replays recorded actions in the simulator and compares the states, imitates one episode, and looks at the numbers. One
+line for each fault says what is wrong, where, and what to do; serious faults come first.
+Last line of stdout: {"data", "task", "episodes", "frames", "passed", "faults": [{"name", "serious", "what", "where",
+"cure"}], "replay", "overfit", "wall_s"}. Exit code 1: a fault is serious. 2: no data set, or one of another task.
+"""
+
+import sys
+import time
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from embodied.core.config import parse_overrides
+from embodied.core.errors import missing_key
+from embodied.session.command import Failed, run_command
+from embodied.session.defaults import compose_new
+from embodied.session.files import read_json
+
+
+def preflight(argv: Sequence[str]) -> dict[str, Any]:
+    """Examine a data set; return the command's result. UserError for bad input, Failed if a fault is serious."""
+    began = time.monotonic()
+    words = parse_overrides(argv)
+    if "data" not in words:
+        raise missing_key("data")
+    from embodied.data.lerobot import RECORDED_WITH  # these import torch
+
+    words = {**read_json(Path(str(words["data"])) / RECORDED_WITH), "algo": "sft", **words}
+    if "task" not in words:
+        raise missing_key("task")
+    config = compose_new(words, print)
+    from embodied.trainers.preflight import examine
+
+    result, faults = examine(config)
+    print(*faults, *(f"{name}: {result[name]}" for name in ("replay", "overfit")), sep="\n")
+    serious = sum(fault.serious for fault in faults)
+    result |= {"passed": not serious, "faults": [fault._asdict() for fault in faults]}
+    result["wall_s"] = round(time.monotonic() - began, 1)
+    if serious:
+        raise Failed(f"{serious} serious faults, the first: {faults[0].name}", result, 1)
+    return result
+
+
+main = partial(run_command, preflight, __doc__, first="data")
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,208 @@
+"""``embodied.preflight``: each fault of a data set is found by its name, and a clean one passes."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from math import pi
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from embodied import preflight
+from embodied.data import read
+from embodied.data.faults import check_frames
+from embodied.session.config import compose_run
+from embodied.session.factories import make_spec
+from tests.commands.helpers import Outcome, run, run_collect
+
+QUICK = ["device=cpu", "algo.updates=10", "policy.actor_hidden=[16]", "policy.head_hidden=[16]"]
+"""Words of an imitation that only shows that it is made; the error that it leaves is a fault."""
+Values = np.ndarray[Any, Any]
+
+
+@pytest.fixture(scope="module")
+def demos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three demonstrations of push, with disturbances."""
+    path = tmp_path_factory.mktemp("demos") / "push"
+    outcome = run_collect("task=push", "episodes=3", f"out={path}", "num_threads=1")
+    assert outcome.code == 0, outcome.stderr
+    return path
+
+
+def examine(path: Path, *words: str) -> Outcome:
+    return run(preflight.main, [str(path), *words])
+
+
+def changed(demos: Path, path: Path, **columns: Callable[[Values, Values], object]) -> Path:
+    """A copy of the data set with changed columns: functions of a column [F, D] and of the episodes [F]."""
+    shutil.copytree(demos, path)
+    file = path / "data" / "chunk-000" / "file-000.parquet"
+    table = pq.read_table(file)
+    episode = table["episode_index"].to_numpy()
+    for key, change in columns.items():
+        place = next(i for i, name in enumerate(table.column_names) if name.replace(".", "_") == key)
+        values = np.asarray(table.column(place).to_pylist())
+        changed_values = np.asarray(change(values.copy(), episode))
+        table = table.set_column(place, table.column_names[place], pa.array(changed_values.tolist()))
+    pq.write_table(table, file)
+    return path
+
+
+def within(episode: Values, shift: int) -> Values:
+    """Rows of the frames that are ``shift`` later in their episodes."""
+    rows = np.arange(len(episode)) + shift
+    return np.where(episode[rows.clip(0, len(rows) - 1)] == episode, rows.clip(0, len(rows) - 1), np.arange(len(rows)))
+
+
+def times(factor: float, *entries: int) -> Callable[[Values, Values], object]:
+    def change(values: Values, episode: Values) -> Values:
+        values[:, entries] *= factor
+        return values
+
+    return change
+
+
+def exchange(values: Values, episode: Values) -> Values:
+    values[:, [0, 1]] = values[:, [1, 0]]
+    return values
+
+
+def test_a_clean_set_passes_and_its_policy_learns_the_episode(demos: Path) -> None:
+    outcome = examine(demos, "device=cpu")
+    assert outcome.code == 0, outcome.stderr
+    result = outcome.result
+    assert (result["task"], result["episodes"], result["passed"]) == ("push", 3, True)
+    assert result["replay"]["state_error"] < 1e-5
+    assert result["replay"]["solved"] == [True] * 3
+    assert result["overfit"]["error"] < 0.2
+    assert [fault["name"] for fault in result["faults"]] == ["constant"], "the gripper has nothing to do"
+
+
+@pytest.mark.parametrize(
+    ("column", "change", "name", "what"),
+    [
+        ("action", lambda a, e: a[within(e, -1)], "action shift", "actions are one step late"),
+        ("action", lambda a, e: a[within(e, 1)], "action shift", "actions are one step early"),
+        ("observation_state", lambda s, e: s[within(e, 1)], "action shift", "states are one step early"),
+        ("action", times(180 / pi, 0, 1, 2), "action units", "dx, dy, dz in degrees"),
+        ("action", times(0.06, 1), "action units", "dy in m"),
+        ("action", exchange, "action order", "dx, dy are in each other's places"),
+        ("action", times(-1, 1), "action sign", "dy with the other sign"),
+        ("observation_state", times(180 / pi, 0, 1), "state units", "joint_pos[0] times 57.3, joint_pos[1] times 57.3"),
+        ("observation_state", exchange, "state order", "joint_pos[0] in the place of joint_pos[1]"),
+        ("observation_state", times(-1, 2), "state sign", "simulator: joint_pos[2] times -1"),
+    ],
+)  # fmt: skip
+def test_a_replay_finds_what_the_numbers_mean(
+    column: str, change: Callable[[Values, Values], object], name: str, what: str, demos: Path, tmp_path: Path
+) -> None:
+    outcome = examine(changed(demos, tmp_path / "set", **{column: change}), *QUICK)
+    assert outcome.code == 1, outcome.stderr
+    found = {fault["name"]: fault for fault in outcome.result["faults"]}
+    assert what in found[name]["what"], outcome.stderr
+    assert outcome.stderr.splitlines()[0].startswith("FAULT ")
+    if "shift" in name:
+        return
+    cured = examine(tmp_path / "set", *QUICK, *found[name]["cure"].replace("'", "").split())
+    assert {fault["name"] for fault in cured.result["faults"]} <= {"constant", "overfit"}, cured.stderr
+
+
+def test_the_numbers_alone_show_faults(demos: Path, tmp_path: Path) -> None:
+    def measured(state: Values, episode: Values) -> Values:
+        state[:, 3], state[7, 5] = 0.5, 400.0
+        return state
+
+    def late(time: Values, episode: Values) -> Values:
+        return time + 0.04 * (np.arange(len(time)) == 5)
+
+    def alone(episodes: Values, episode: Values) -> Values:
+        return episodes + (np.arange(len(episodes)) == len(episodes) - 1)
+
+    path = changed(demos, tmp_path / "set", observation_state=measured, timestamp=late, episode_index=alone)
+    outcome = examine(path, *QUICK)
+    assert outcome.code == 1
+    found = {fault["name"]: fault for fault in outcome.result["faults"]}
+    assert found["time stamps"]["what"] == "2 frames are not 0.05 s before the next"
+    assert found["time stamps"]["where"] == "4, 5"
+    assert found["one frame"]["where"] == "3"
+    assert "joint_pos[3]" in found["constant"]["where"]
+    assert "joint_pos[5] in 0.55% of the frames" in found["outliers"]["where"]
+    assert "joint_pos[5] from" in found["units"]["what"]
+
+
+def test_images_and_lengths_are_looked_at(demos: Path) -> None:
+    data, spec = read(demos), make_spec(compose_run({"task": "push"}))
+    images = torch.randint(0, 255, (len(data.state_FS), 4, 4, 3), dtype=torch.uint8)
+    still, images[9] = images[:1].expand_as(images), 0
+    seen = replace(data, images={"front": images, "wrist": still})
+    faults = check_frames(seen, None, replace(spec, max_episode_steps=60))
+    assert [str(fault).partition(".")[0] for fault in faults if fault.name in ("images", "time limit")] == [
+        "doubt time limit: 2 episodes are longer than the time limit, 60 steps; 0, 1",
+        "FAULT images: 1 images of camera front are black or of one colour; 9",
+        "FAULT images: 1 camera shows one image in all frames; wrist",
+    ]
+
+
+def test_numbers_that_are_not_finite_are_a_fault(demos: Path, tmp_path: Path) -> None:
+    outcome = examine(changed(demos, tmp_path / "set", observation_state=times(np.nan, 4)))
+    assert outcome.code == 1
+    assert "observation.state is not finite in 182 frames" in outcome.result["faults"][0]["what"]
+
+
+def test_a_policy_cannot_imitate_a_contradictory_episode(demos: Path, tmp_path: Path) -> None:
+    random = np.random.default_rng(0)
+    contradictory = changed(
+        demos, tmp_path / "set",
+        observation_state=lambda state, episode: state[np.arange(len(state)) // 8 * 8],
+        action=lambda action, episode: random.uniform(-1, 1, action.shape),
+    )  # fmt: skip
+    outcome = examine(contradictory, "device=cpu", "algo.updates=300")
+    assert {"replay", "overfit"} <= {fault["name"] for fault in outcome.result["faults"]}
+    assert outcome.result["overfit"]["error"] > 0.7
+
+
+def test_a_foreign_set_is_examined_as_far_as_is_possible(demos: Path, tmp_path: Path) -> None:
+    path = changed(demos, tmp_path / "set")
+    info = json.loads((path / "meta" / "info.json").read_text())
+    for feature in ("episode_plan", "disturbance"):
+        del info["features"][feature]
+    (path / "meta" / "info.json").write_text(json.dumps(info))
+    (path / "meta" / "recorded_with.json").unlink()
+    outcome = examine(path, "task=push", *QUICK)
+    assert outcome.result["replay"].startswith("not possible: the data set does not keep how its episodes began")
+    assert outcome.result["overfit"]["solved"] is None
+    assert examine(path).stderr == "error: task is missing: give task=...\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], "data is missing"),
+        (["data=nowhere", "task=push"], "data=nowhere is not a LeRobotDataset"),
+        (["task=pick_place"], "in the task alone: tray[0], tray[1]"),
+        (["task=push", "task.control.mode=joint_delta"], "its action has 4 entries, task push has 8"),
+        (["task=psh"], "Did you mean 'push'?"),
+    ],
+)
+def test_bad_input_is_named(words: list[str], message: str, demos: Path) -> None:
+    known = [] if (words and words[0].startswith("data=")) or not words else [f"data={demos}"]
+    outcome = run(preflight.main, [*known, *words])
+    assert outcome.code == 2, outcome.stderr
+    assert message in outcome.stderr
+    assert outcome.stderr.count("\n") == 1
+
+
+def test_an_empty_set_is_refused(demos: Path, tmp_path: Path) -> None:
+    path = changed(demos, tmp_path / "set")
+    file = path / "data" / "chunk-000" / "file-000.parquet"
+    pq.write_table(pq.read_table(file).slice(0, 0), file)
+    outcome = examine(path)
+    assert (outcome.code, "frames must be there" in outcome.stderr) == (2, True)
