@@ -71,14 +71,17 @@ class Task:
             raise UserError(f"held_starts: {self.name} has no object to hold, allowed: 0")
         self._check_reach()
 
-    def _check_reach(self) -> None:
-        """Raise UserError if the tool cannot be brought to a corner of an area of the options."""
+    def corners(self) -> list[tuple[str, tuple[float, ...]]]:
+        """Return the corners of the areas of the options, m, each with the option's name."""
         table_m, corners = self.robot.workspace_m[0][2], []
-        names = [option.name for option in fields(self.config) if option.name.endswith("_low_m")]
-        for low in names:
+        for low in [option.name for option in fields(self.config) if option.name.endswith("_low_m")]:
             area = zip(getattr(self.config, low), getattr(self.config, low.replace("low", "high")), strict=True)
             corners += [(low, (*corner, table_m)[:3]) for corner in product(*area)]
-        if not corners:
+        return corners
+
+    def _check_reach(self) -> None:
+        """Raise UserError if the tool cannot be brought to a corner of an area of the options."""
+        if not (corners := self.corners()):
             return
         _, miss_n = self.robot.reach_for(np.array([corner for _, corner in corners]))
         (low, corner), miss_m = corners[miss_n.argmax()], miss_n.max()

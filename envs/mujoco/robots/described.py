@@ -74,7 +74,7 @@ class DescribedArm(GripperArm):
         jaws = measure_jaws(self.model, self.parts, self.fingers, gripper.closed, gripper.open, self.home_qpos)
         if abs((gap_m := jaws.gap_K[-1]) - (got_m := gripper.opening_m or 2 * gripper.open)) > 0.1 * gap_m:
             raise UserError(f"robot {path.name}: gripper.opening_m: got {got_m:.3f}, needed: {gap_m:.3f}, as measured")
-        self.thin_along_y = bool(jaws.reach_2[1] < jaws.reach_2[0])
+        self.thin_along_y = bool(jaws.reach_3[1] < jaws.reach_3[0])
         sliding = self.parts.direct and self.gripper_unit == "m"
         if not sliding or np.abs(jaws.gap_K - 2 * jaws.command_K).max() > SLIDES_M:
             meet_m = max(0.0, jaws.gap_K[1])  # or their last way, if they stop before they meet

@@ -32,8 +32,8 @@ class Jaws(NamedTuple):
     """Positions of the joints that are not the arm's (``Parts.linked``)."""
     middle_K3: np.ndarray
     """Middle of the gap, as far along the line between the fingers, in the tool's frame, m."""
-    reach_2: np.ndarray
-    """How far the closed fingers reach from the tool along its x and its y axis, m."""
+    reach_3: np.ndarray
+    """How far the closed fingers reach from the tool along its x and its y axis to either side, and along z, m."""
 
     def hold(self, width_n: Tensor) -> tuple[Tensor, Tensor]:
         """Return the joint positions [n, L] that hold objects this wide (m), and the objects' centres, [n, 3], m."""
@@ -77,8 +77,9 @@ def measure_jaws(
         raise UserError(f"tool: the gripper closes along ({axis}) of the tool, needed: along x or y")
     qpos_KL, middle_K3 = np.array(qpos[::-1]), np.array(middles[::-1])
     corners = [corner for geom in np.concatenate(geoms) for corner in box_corners(model, data, geom)]
-    reach_2 = np.abs((np.array(corners) - data.site_xpos[site]) @ data.site_xmat[site].reshape(3, 3))[:, :2].max(0)
-    return Jaws(np.maximum.accumulate(gaps[::-1]), commands_K, qpos_KL, middle_K3, reach_2)
+    reach_3 = (np.array(corners) - data.site_xpos[site]) @ data.site_xmat[site].reshape(3, 3)
+    reach_3[:, :2] = np.abs(reach_3[:, :2])
+    return Jaws(np.maximum.accumulate(gaps[::-1]), commands_K, qpos_KL, middle_K3, reach_3.max(0))
 
 
 def box_corners(model: mujoco.MjModel, data: mujoco.MjData, geom: int) -> np.ndarray:

@@ -1,0 +1,120 @@
+"""Whether a robot of ours can do a task: each check says what was measured and, if it fails, what to change."""
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from embodied.core.arm import Chain
+from embodied.core.env import VecEnv
+from embodied.core.errors import UserError
+from embodied.envs.checks.conformance import Result
+from embodied.envs.episodes.registry import SamplerSetup, UniformConfig
+from embodied.envs.episodes.sampler import UniformSampler
+from embodied.envs.episodes.seeding import EpisodeRng
+from embodied.envs.mujoco.pool import MujocoPool
+from embodied.envs.mujoco.robots.gripper_description import GripperDescription
+from embodied.envs.mujoco.robots.jaws import measure_jaws
+
+EPISODES, SOLVED, HELD = 200, 0.95, 0.9  # HELD: chance that objects in the hand stay there
+TILT_DEG, STILL_M, OVERDAMPED = 30.0, 0.002, 10.0
+STEPS = 20  # control steps of each part of the checks of standing still and of holding
+Finding = tuple[bool, str, str]
+"""Whether it is good, what was measured, and what to change if it is not."""
+
+
+def check_robot(pool: VecEnv) -> Iterator[Result]:
+    """Yield the results of all checks of the task's robot that apply. pool: ``EPISODES`` envs of a task of ours."""
+    if not isinstance(pool, MujocoPool) or not isinstance(pool.task.robot, GripperDescription):
+        return
+    robot, task = pool.task.robot, pool.task
+    checks: dict[str, Callable[[], Finding]] = {"ik": lambda: _ik(pool, robot), "fingers": lambda: _fingers(robot)}
+    if hasattr(task, "objects"):
+        checks["gap"] = lambda: _gap(pool, robot)
+    if robot.config.mode == "ee_delta":
+        checks |= {"still": lambda: _still(pool)}
+        checks |= {"hold": lambda: _hold(pool, robot)} if task.held_object else {}
+        checks |= {"expert": lambda: _expert(pool)}
+    for name, check in checks.items():
+        try:
+            good, measured, change = check()
+        except UserError as error:
+            good, measured, change = False, str(error), ""
+        yield Result(name, bool(good), measured if good or not change else f"{measured}: {change}")
+
+
+def _ik(pool: MujocoPool, robot: GripperDescription) -> Finding:
+    points = np.array([corner for _, corner in pool.task.corners()])
+    qpos_nJ, miss_n = robot.reach_for(points)
+    down_n = -Chain(robot.kinematics).tools(qpos_nJ.T)[1][2, 2]
+    tilt_deg = float(np.degrees(np.arccos(down_n.clip(-1, 1))).max())
+    measured = (
+        f"corners of the areas are missed by up to {miss_n.max() * 1e3:.1f} mm, tool tilted by {tilt_deg:.0f} deg"
+    )
+    return tilt_deg < TILT_DEG, measured, "a smaller reach_m, or another home"
+
+
+def _fingers(robot: GripperDescription) -> Finding:
+    closed, open = robot.finger_closed_m, robot.finger_open_m
+    jaws = measure_jaws(robot.model, robot.parts, robot.fingers, closed, open, robot.home_qpos)
+    beyond_m, low_m = jaws.reach_3[2], robot.workspace_m[0][2]
+    measured = f"closed fingers reach {beyond_m * 1e3:.0f} mm beyond the tool, which stays {low_m * 1e3:.0f} mm high"
+    return beyond_m < low_m + STILL_M, measured, "move tool towards the tips, or raise control.workspace_low_m"
+
+
+def _gap(pool: MujocoPool, robot: GripperDescription) -> Finding:
+    (closed_m, open_m), width_m = robot.gap_m, 2 * float(torch.as_tensor(pool.task.half_width_m).max())
+    gaps = f"{closed_m * 1e3:.0f} to {open_m * 1e3:.0f} mm"
+    measured = f"the gap between the fingers is {gaps}, the object {width_m * 1e3:.0f} mm wide"
+    return closed_m < width_m < open_m, measured, "gripper.open, closed and bodies, or object_m"
+
+
+def _still(pool: MujocoPool) -> Finding:
+    _start(pool)
+    zero = torch.zeros(pool.num_envs, pool.spec.action.size)
+    _step(pool, zero)
+    before_N3 = pool.arm.tcp_pos.clone()
+    _step(pool, zero)
+    moved_m = float((pool.arm.tcp_pos - before_N3).norm(dim=-1).max())
+    measured = f"zero actions move the tool by {moved_m * 1e3:.1f} mm in {STEPS * pool.spec.control_dt_s:g} s"
+    return moved_m < STILL_M, measured, "control.from_target: true, weightless: true, or stiffer servos"
+
+
+def _hold(pool: MujocoPool, robot: GripperDescription) -> Finding:
+    _start(pool)
+    ids, name = torch.arange(pool.num_envs), pool.task.held_object
+    assert name is not None
+    rng = EpisodeRng(ids.numpy(), np.zeros(len(ids), np.int64))
+    pool.arm.reset(ids.numpy(), robot.start_qpos(rng, np.ones(len(ids), np.bool_)))
+    pool.batch.forward()
+    pool.task.put_in_hand(ids)
+    pool.view.body_qvel(name)[:] = 0
+    pool.batch.forward()
+    pool.view.changed()
+    up_N3 = torch.zeros(len(ids), 3).double()
+    for rise_m in (0.0, robot.config.delta_m):
+        up_N3[:, 2] = rise_m
+        action = pool.arm.move_tool(up_N3, up_N3[:, 0], -torch.ones(len(ids)), torch.full((len(ids), 1), 0.5).double())
+        _step(pool, action)
+    held = float(pool.view.grasped(name).float().mean())
+    drag = max(joint.damping for joint in robot.kinematics.joints)
+    measured = f"{held:.0%} of the objects that start in the hand are held while it closes and rises"
+    return held >= HELD, measured, f"gripper force, friction and links, or less damping of servos (up to {drag:g})"
+
+
+def _expert(pool: MujocoPool) -> Finding:
+    _start(pool)
+    for _ in range(pool.spec.max_episode_steps):
+        step = pool.step(pool.task.expert())
+    solved = float(step.episodes.success_at_end_M.float().mean())
+    return solved >= SOLVED, f"the scripted expert solves {solved:.1%} of {pool.num_envs} episodes", "see the picture"
+
+
+def _start(pool: MujocoPool) -> None:
+    pool.reset(UniformSampler(pool.spec, UniformConfig(), SamplerSetup(pool.num_envs)))
+
+
+def _step(pool: MujocoPool, action_NA: Tensor) -> None:
+    for _ in range(STEPS):
+        pool.step(action_NA)

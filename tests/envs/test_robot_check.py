@@ -1,0 +1,49 @@
+"""The check of a robot says what it measured, and what to change where a robot cannot do the task."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+from embodied.envs import make_pool
+from embodied.envs.checks.robot import check_robot
+from embodied.envs.mujoco.robot_file import FOLDER
+
+
+def findings(robot: str, task: str = "lift") -> dict[str, tuple[bool, str]]:
+    pool = make_pool(task, {"robot": robot}, num_envs=32, num_threads=1)
+    return {result.name: (result.passed, result.why) for result in check_robot(pool)}
+
+
+def test_a_robot_that_can_do_the_task_passes_with_what_was_measured() -> None:
+    found = findings("so101")
+    assert list(found) == ["ik", "fingers", "gap", "still", "hold", "expert"]
+    assert all(passed for passed, _ in found.values()), found
+    assert "-11 to 49 mm, the object 24 mm wide" in found["gap"][1]
+
+
+@pytest.mark.parametrize(
+    ("change", "check", "why"),
+    [
+        ({"control": {"from_target": False}}, "still", r"move the tool by \d+\.\d mm in 1 s: .*weightless: true"),
+        (
+            {"tool": {"pos_m": [0.0115, -0.000218, -0.0781]}},
+            "fingers",
+            "27 mm beyond the tool, .* 12 mm high: move tool",
+        ),
+    ],
+)
+def test_what_a_robot_cannot_do_is_explained(
+    tmp_path: Path, change: dict[str, dict[str, object]], check: str, why: str
+) -> None:
+    data = yaml.safe_load((FOLDER / "so101.yaml").read_text())
+    for key, values in change.items():
+        data[key] |= values
+    data["mjcf"] = str((FOLDER / data["mjcf"]).resolve())
+    (tmp_path / "mine.yaml").write_text(yaml.safe_dump(data))
+    passed, text = findings(str(tmp_path / "mine.yaml"), "reach")[check]
+    assert not passed
+    assert re.search(why, text), text
