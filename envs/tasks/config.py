@@ -11,6 +11,7 @@ from embodied.envs.tasks.words import Words as Words
 from embodied.envs.tasks.words import default_words
 
 SLOTS = ("target", "distractor_1", "distractor_2")
+PANDA_SPEED = 1.2  # m/s of the Panda's tool at action 1
 GRASP_M = 0.03  # greatest half width between fingers that open to 0.04 m on each side
 
 
@@ -19,7 +20,8 @@ class TaskConfig:
     """Options that every task has.
 
     Default lengths are for the Panda. Those of another robot are multiples of them: with names that end in ``_half_m``,
-    of cubes, by the opening of its gripper, masses by the cube of that, all others by the reach of its workspace.
+    of cubes, by the opening of its gripper, masses by the cube of that, all others by the reach of its workspace. A
+    robot whose tool needs more time for its way has a longer time limit.
     """
 
     robot: str = "panda"
@@ -49,6 +51,12 @@ class TaskConfig:
             if factor != 1 and value is default:  # a user's numbers are other objects
                 scaled = tuple(factor * x for x in value) if isinstance(value, tuple) else factor * value
                 object.__setattr__(self, option.name, scaled)
+
+        if robot_path(self.robot) is not None and self.max_episode_steps == type(self).max_episode_steps:
+            # as long as the way takes, but no shorter than for the Panda: a gripper needs its time
+            speed = control.delta_m / self.control_dt_s / PANDA_SPEED
+            steps = self.max_episode_steps * max(1.0, scale.reach / speed)
+            object.__setattr__(self, "max_episode_steps", round(steps))
 
     def substeps(self, timestep_s: float) -> int:
         """Return the number of physics steps in a control step; UserError unless it is whole."""
@@ -220,5 +228,7 @@ class TabletopConfig(PlacingConfig):
         if len(self.cells_x_m) * len(self.cells_y_m) < len(SLOTS):
             raise UserError(f"cells_x_m, cells_y_m: got too few cells, needed: {len(SLOTS)}, one per object")
         for name, shape in self.words.shapes.items():
-            if (half_m := shape.half_width_m) > GRASP_M:
-                raise UserError(f"words.shapes.{name}: half as wide as {half_m} m, allowed: up to {GRASP_M}")
+            if (half_m := shape.half_width_m) > GRASP_M * scale.size:
+                raise UserError(
+                    f"words.shapes.{name}: half as wide as {half_m} m, allowed: up to {GRASP_M * scale.size}"
+                )

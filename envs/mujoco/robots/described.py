@@ -12,6 +12,7 @@ from xml.etree import ElementTree
 import mujoco
 import numpy as np
 
+from embodied.core.arm import Chain
 from embodied.core.errors import UserError, one_line, unknown_name
 from embodied.envs.episodes.seeding import EpisodeRng
 from embodied.envs.mujoco.config import ROBOTS, ControlConfig
@@ -63,6 +64,7 @@ class DescribedArm(GripperArm):
         self.home_spread = self.held_spread = np.full(len(names), file.spread)
         if file.max_velocity:
             self.max_velocity = np.array(self._of_joints("max_velocity", file.max_velocity, names))
+        self._check_freedom()
         slides = self.model.jnt_type[self.parts.arm.joints] == mujoco.mjtJoint.mjJNT_SLIDE
         self.joint_unit = ", ".join("m" if slide else "rad" for slide in slides) if slides.any() else "rad"
         used = {self.model.actuator(actuator).name for actuator in self.parts.gripper.servos}
@@ -79,6 +81,16 @@ class DescribedArm(GripperArm):
         if not sliding or np.abs(jaws.gap_K - 2 * jaws.command_K).max() > SLIDES_M:
             meet_m = max(0.0, jaws.gap_K[1])  # or their last way, if they stop before they meet
             self.jaws, self.finger_touch_m = jaws, float(np.interp(meet_m, jaws.gap_K, jaws.command_K))
+
+    @cached_property
+    def model(self) -> mujoco.MjModel:
+        """The robot without table and objects. UserError for what its MJCF refers to and lacks, such as a mesh."""
+        try:
+            return self.spec().compile()
+        except UserError:
+            raise
+        except ValueError as error:
+            raise UserError(f"robot {self.name}: {self.mjcf.name}: {one_line(error)}") from error
 
     @cached_property
     def held_qpos(self) -> np.ndarray:
@@ -140,6 +152,26 @@ class DescribedArm(GripperArm):
         spec.option.cone = mujoco.mjtCone.mjCONE_ELLIPTIC
         spec.option.disableflags |= mujoco.mjtDisableBit.mjDSBL_ISLAND | mujoco.mjtDisableBit.mjDSBL_AUTORESET
         return spec
+
+    def _check_freedom(self) -> None:
+        """Raise UserError if at home the joints cannot make a movement that actions ask for."""
+        if self.config.mode != "ee_delta":
+            return
+        _, mat, jacobian_6J = Chain(self.kinematics).tool(self.home_qpos)
+        rows = np.vstack([jacobian_6J, -mat[:, 2] @ jacobian_6J[3:]])  # the last one: turning about the tool's own axis
+        free, moves = self.config.orientation == "free", [("x", 0), ("y", 1), ("z", 2)]
+        if self.config.rotation:
+            moves.append(("yaw", 6 if free else 5))
+        kept = rows[[row for _, row in moves] if free else slice(6)]
+        for number, (name, row) in enumerate(moves):
+            wanted = np.eye(len(kept))[number if free else row]
+            if np.linalg.norm(kept @ np.linalg.lstsq(kept, wanted, rcond=1e-3)[0] - wanted) > 0.5:
+                keys = (
+                    f"mode={self.config.mode}, orientation={self.config.orientation}, rotation={self.config.rotation}"
+                )
+                reason = f"the {self.num_joints} joints of robot {self.name} cannot move the tool along {name} alone"
+                allowed = "joint_delta" if free else "orientation=free, or joint_delta"
+                raise UserError(f"control: got {keys}, but {reason}, allowed: {allowed}")
 
     def _inertia(self, spec: mujoco.MjSpec) -> dict[str, float]:
         """Return the inertia of each joint with the arm at home and all other joints at 0, kg m^2 or kg."""

@@ -1,0 +1,82 @@
+"""No length in a task is a bare number: a robot twice as large has the same rewards, success and expert."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import yaml
+
+from embodied.envs import MujocoPool, make_pool, make_sampler
+from embodied.envs.tasks.config import LiftConfig
+from tests.envs.helpers import TASK_NAMES
+
+PAGE = Path(__file__).parents[2] / "docs" / "extending" / "robot.md"
+TIMES = 2.0
+LENGTHS = r'((?:pos|size|fromto|range|ctrlrange)=")([^"]*)(")'
+
+
+def gantry(folder: Path, times: float) -> str:
+    """Write the gantry of the page as large as ``times`` says."""
+    mjcf, data = re.findall(r"```(?:xml|yaml)\n(.*?)```", PAGE.read_text(), re.DOTALL)[:2]
+
+    def scaled(found: re.Match[str]) -> str:
+        return found[1] + " ".join(str(times * float(x)) for x in found[2].split()) + found[3]
+
+    lines = [line if "yaw" in line else re.sub(LENGTHS, scaled, line) for line in mjcf.splitlines()]
+    (folder / f"{times:g}.xml").write_text("\n".join(lines))
+    robot = yaml.safe_load(data) | {"mjcf": f"{times:g}.xml", "spread": 0.0, "reach_m": 0.75 * times}
+    robot["home"] = {name: value * times for name, value in robot["home"].items()}
+    robot["gripper"] |= {"open": 0.04 * times, "closed": -0.01 * times}
+    low, high = np.array([0.25, -0.35, 0.012]) * times, np.array([0.75, 0.35, 0.45]) * times
+    robot["control"] = {"delta_m": 0.06 * times, "workspace_low_m": low.tolist(), "workspace_high_m": high.tolist()}
+    (folder / f"{times:g}.yaml").write_text(yaml.safe_dump(robot))
+    return str(folder / f"{times:g}.yaml")
+
+
+def copy_larger(small: MujocoPool, large: MujocoPool) -> None:
+    """Put the large simulations where the small ones are."""
+    for joint in range(small.model.njnt):
+        at, free = small.model.jnt_qposadr[joint], small.model.jnt_type[joint] == 0
+        angle = not free and small.model.jnt_type[joint] == 3
+        columns = slice(at, at + 3 if free else at + 1)
+        large.view.qpos[:, columns] = small.view.qpos[:, columns] * (1.0 if angle else TIMES)
+        if free:
+            large.view.qpos[:, at + 3 : at + 7] = small.view.qpos[:, at + 3 : at + 7]
+    for pool in (small, large):
+        pool.view.qvel[:] = 0
+        pool.batch.forward()
+        pool.view.changed()
+    np.copyto(large.arm.ctrl[:, 4:], small.arm.ctrl[:, 4:] * TIMES)
+
+
+@pytest.mark.parametrize("task", TASK_NAMES)
+def test_a_robot_twice_as_large_has_the_same_rewards_success_and_expert(tmp_path: Path, task: str) -> None:
+    small, large = (
+        make_pool(task, {"robot": gantry(tmp_path, times)}, num_envs=8, num_threads=1) for times in (1.0, TIMES)
+    )
+    for pool in (small, large):
+        pool.reset(make_sampler(pool, seed=0))
+    assert large.model.opt.gravity[2] == small.model.opt.gravity[2]
+    for _ in range(12):
+        copy_larger(small, large)
+        one, other = ({**pool.task.rewards(pool.task.success())} for pool in (small, large))
+        for name in one:
+            torch.testing.assert_close(
+                one[name], other[name], atol=0.02, rtol=0, msg=lambda text, n=name: f"{n}: {text}"
+            )
+        assert torch.equal(small.task.success(), large.task.success())
+        torch.testing.assert_close(small.task.expert(), large.task.expert(), atol=0.02, rtol=0)
+        for _ in range(3):
+            small.step(small.task.expert())
+
+
+def test_a_slow_tool_has_more_time_and_a_given_limit_wins() -> None:
+    slow = {"delta_m": 0.01}
+    assert LiftConfig(control=slow).max_episode_steps == 64
+    assert LiftConfig(robot="so101").max_episode_steps == 64
+    assert LiftConfig(robot="so101", control=slow).max_episode_steps == 174
+    assert LiftConfig(robot="so101", control=slow, max_episode_steps=50).max_episode_steps == 50
