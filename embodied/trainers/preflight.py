@@ -7,14 +7,11 @@ If the recorded actions do not lead to the recorded states, others are tried: al
 one step in time, one unit, one sign or one exchange; then those that differ from the best of them in one more.
 """
 
-import json
 import tempfile
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
-from itertools import permutations
-from math import pi
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,9 +24,11 @@ from embodied.core.clock import running_s
 from embodied.core.episodes import EpisodePlans, PlanList
 from embodied.core.spec import SUCCESS, Box, EnvSpec
 from embodied.data import Demonstrations, Episode, read, write
-from embodied.data.columns import PERCENT, ROUNDING, Conversion, Unfit, option_words, physical
+from embodied.data.columns import Unfit
 from embodied.data.faults import Fault, check_frames, listed
 from embodied.data.lerobot import DISTURBANCE, PLAN, check_fits, read_features
+from embodied.data.meanings import Meaning, meanings
+from embodied.envs import first_episodes
 from embodied.policies.normalizer import RunningNormalizer
 from embodied.runtime import threads
 from embodied.runtime.evaluator import run_episodes
@@ -39,86 +38,35 @@ from embodied.trainers.imitation import ImitationTrainer
 
 EPISODES = 3  # that are replayed
 FITS, EXPLAINS = 1e-3, 0.05  # differences of states that rounding explains, and that a cure may leave
-BETTER, MOST_FAULTS = 0.9, 4  # share of the difference that each further fault may leave; faults at once
+BETTER, MUCH_BETTER = 0.9, 0.75  # share of the difference that each further fault may leave; if starts are others
+MOST_FAULTS = 4  # at once
 UPDATES, SECONDS, LEARNED = 1000, 30.0, 0.5  # of the imitation of one episode: limits, and the largest error
-SIGN = "the other sign"
-FACTORS = {"degrees": pi / 180, "radians": 180 / pi, "mm": 1e-3, "m": 1e3, SIGN: -1.0}
 Result = tuple[dict[str, Any], list[Fault]]
 
 
-class Meaning(NamedTuple):
-    """Numbers as they may be meant, and the names and descriptions of the faults that this undoes."""
-
-    told: tuple[tuple[str, str], ...]
-    matrix: Tensor
-    """Homogeneous, [D + 1, D + 1]: maps recorded numbers to meant ones."""
-    shift: int = 0
-    state_shift: int = 0
-    """Frames by which actions, and states, are meant to be earlier."""
-
-    def apply(self, numbers: Tensor) -> Tensor:
-        return numbers @ self.matrix[:-1, :-1].T + self.matrix[:-1, -1]
-
-    def after(self, first: "Meaning") -> "Meaning":
-        shifts = self.shift + first.shift, self.state_shift + first.state_shift
-        return Meaning(first.told + self.told, self.matrix @ first.matrix, *shifts)
-
-    def faults(self, what: str, names: Sequence[str], where: str) -> list[Fault]:
-        """Return the faults of the column ``what``, state or action; each names the options that cure all."""
-        linear = self.matrix[:-1, :-1]
-        order = linear.abs().argmax(1, keepdim=True)
-        entries = json.dumps([names[i] for i in order[:, 0]], separators=(",", ":"))
-        cures = {"shift": "Each frame must have what was observed, and the action that was chosen then"}
-        cures["order"] = f"'data_keys.{what}.entries={entries}'"
-        cures["units"] = cures["sign"] = option_words(what, linear.gather(1, order)[:, 0], self.matrix[:-1, -1])
-        return [Fault(f"{what} {name}", True, told, where, cures[name]) for name, told in self.told]
-
-
-def meanings(best: Meaning, space: Box, action_ETA: Tensor) -> list[Meaning]:
-    """Return what recorded actions may be meant as, if they have one fault more than those that ``best`` undoes."""
-    names, eye, found = space.names, torch.eye(space.size + 1), list[Meaning]()
-    for frames, late in ((1, "late"), (-1, "early")):
-        found.append(Meaning((("shift", f"actions are one step {late}"),), eye, frames, 0))
-        found.append(Meaning((("shift", f"states are one step {late}"),), eye, 0, frames))
-    for first, *others in (places for count in (2, 3) for places in permutations(range(space.size), count)):
-        if first < min(others):
-            matrix, told = eye.clone(), ", ".join(names[i] for i in (first, *others))
-            matrix[[first, *others]] = eye[[*others, first]]
-            found.append(Meaning((("order", f"{told} are in each other's places"),), matrix))
-    units: dict[tuple[str, int], dict[int, Conversion]] = {}
-    for i, term in enumerate(space.terms):
-        for source, conversions in enumerate((map(Conversion, FACTORS, FACTORS.values()), physical(term), PERCENT)):
-            for conversion in conversions:
-                units.setdefault((conversion.unit, source), {})[i] = conversion
-    for (unit, _), of_unit in units.items():
-        all_but_last = dict(list(of_unit.items())[:-1])  # the last is the gripper, whose unit is often another one
-        for entries in filter(None, (of_unit, all_but_last, *({i: conversion} for i, conversion in of_unit.items()))):
-            matrix, told = eye.clone(), ", ".join(names[i] for i in entries)
-            for i, conversion in entries.items():
-                matrix[i, i], matrix[i, -1] = conversion.scale, conversion.offset
-            name, word = ("sign", "with") if unit == SIGN else ("units", "in")
-            one = Meaning(((name, f"{told} {word} {unit}"),), matrix)
-            if one.after(best).apply(action_ETA)[..., list(entries)].abs().max() <= 1 + ROUNDING:
-                found.append(one)
-    return [one.after(best) for one in found]
-
-
 class Recording(NamedTuple):
-    """The first recorded episodes with their plans, recorded actions, and what was added to these in execution.
-
-    T: the longest length. M: the number of all frames.
-    """
+    """The first recorded episodes, their actions, and what was added to these in execution. T: the longest length."""
 
     config: RunConfig
     spec: EnvSpec
     plans: EpisodePlans
+    exact: bool
+    """Whether the plans are those of the recorded episodes; others begin in other states."""
     length_E: Tensor
     action_ETA: Tensor
     added_ETA: Tensor
-    state_MS: Tensor
+    state_ETS: Tensor
+
+    def compared(self, state_VETS: Tensor) -> Tensor:
+        """Return what is compared, [V, M, S]: states, or if plans are others the steps of what the robot measures."""
+        frame_T, last_E1 = torch.arange(state_VETS.shape[2]), self.length_E[:, None] - 1
+        if self.exact:
+            return state_VETS[:, frame_T <= last_E1]
+        own_S = [term.source in ("measured", "kinematics") for term in self.spec.state for _ in range(term.size)]
+        return state_VETS.diff(dim=2)[..., own_S][:, frame_T[1:] <= last_E1]
 
     def replay(self, meant: Sequence[Meaning]) -> tuple[Tensor, Tensor]:
-        """Execute the actions as they may be meant; return the states [V, M, S], and success after the ends [V, E]."""
+        """Execute the actions as they may be meant; return what is compared [V, M, S], and final success [V, E]."""
         num, frame_T, last_E1 = len(meant), torch.arange(self.action_ETA.shape[1]), self.length_E[:, None] - 1
 
         def later(values_ETD: Tensor, frames: int) -> Tensor:
@@ -136,65 +84,67 @@ class Recording(NamedTuple):
                 obs = step.obs
                 solved.append(step.info[SUCCESS].cpu())
         state_VETS, solved_VET = (torch.stack(rows, 1).unflatten(0, (num, -1)) for rows in (states, solved))
-        compared = [later(of_one, -one.state_shift) for of_one, one in zip(state_VETS, meant, strict=True)]
+        moved = [later(of_one, -one.state_shift) for of_one, one in zip(state_VETS, meant, strict=True)]
         ended_VE = solved_VET.gather(2, last_E1.expand(num, -1, 1)).squeeze(2)
-        return torch.stack(compared)[:, frame_T <= last_E1], ended_VE
+        return self.compared(torch.stack(moved)), ended_VE
 
 
 def recording(config: RunConfig, spec: EnvSpec, data: Demonstrations, found: Mapping[str, Tensor]) -> Recording | str:
     """Return what can be replayed, or why nothing can. found: features of the data set."""
     if not isinstance(spec.action, Box) or not spec.has_success or spec.repeats != "all":
         return f"not possible: episodes of task {spec.task} cannot be made again, or have no success"
-    if PLAN not in found:
-        return f"not possible: the data set does not keep how its episodes began ({PLAN}, as embodied.collect does)"
     rows = [data.frames([episode]) for episode in data.episode_F.unique().tolist()[:EPISODES]]
-    *columns, filler_E = found[PLAN][torch.stack([row[0] for row in rows])].T.numpy().copy()
-    plans, added_FA = EpisodePlans(*(*columns, filler_E.astype(np.bool_))), found[DISTURBANCE].float()
-    action_ETA, added_ETA = (pad_sequence([of[row] for row in rows], True) for of in (data.action_FA, added_FA))
-    lengths = torch.tensor([len(row) for row in rows])
-    return Recording(config, spec, plans, lengths, action_ETA, added_ETA, data.state_FS[torch.cat(rows)])
+    plans, added_FA, exact = first_episodes(spec, len(rows), 0), torch.zeros_like(data.action_FA), PLAN in found
+    if exact:
+        *columns, filler_E = found[PLAN][torch.stack([row[0] for row in rows])].T.numpy().copy()
+        plans, added_FA = EpisodePlans(*(*columns, filler_E.astype(np.bool_))), found[DISTURBANCE].float()
+    parts = [pad_sequence([of[row] for row in rows], True) for of in (data.action_FA, added_FA, data.state_FS)]
+    return Recording(config, spec, plans, exact, torch.tensor([len(row) for row in rows]), *parts)
 
 
-def unlike(recorded_MS: Tensor, replayed_VMS: Tensor) -> Tensor:
+def unlike(recorded_MS: Tensor, replayed_VMS: Tensor, signed: bool = False) -> Tensor:
     """Return sqrt(1 - r^2) with the correlation r of recorded entry j and replayed entry k, [V, S, S].
 
-    It is 0 for the same quantity in any unit, and 1 for two that have nothing in common.
+    It is 0 for the same quantity in any unit, and 1 for two that have nothing in common. signed: or other signs.
     """
     both = [values.double() - values.double().mean(-2, keepdim=True) for values in (recorded_MS, replayed_VMS)]
     ours, theirs = (values / values.norm(dim=-2, keepdim=True).clamp(min=1e-12) for values in both)
     r_VSS: Tensor = ours.mT @ theirs
-    return (1 - r_VSS.square()).clamp(min=0).sqrt()
+    return (1 - (r_VSS.clamp(min=0) if signed else r_VSS).square()).clamp(min=0).sqrt()
 
 
 def check_replay(recorded: Recording) -> Result:
     """Replay the recorded actions; return the result, and faults that explain why other states follow."""
-    space, state_MS, names = recorded.spec.action, recorded.state_MS, recorded.spec.state_names
+    space, exact, (state_MS,) = recorded.spec.action, recorded.exact, recorded.compared(recorded.state_ETS[None])
     assert isinstance(space, Box)
     best, spread_S = Meaning((), torch.eye(space.size + 1)), state_MS.std(0)
     moves_S = spread_S > 1e-4 * state_MS.abs().amax(0).clamp(min=1e-6)  # not by rounding alone
     (replayed_MS,), (solved_E,) = recorded.replay([best])
     off = float(((replayed_MS - state_MS).square().mean(0).sqrt() / spread_S)[moves_S].mean())
-    result = {"episodes": len(recorded.plans), "state_error": off, "solved": solved_E.tolist()}
+    result = {"episodes": len(recorded.plans), "starts": "recorded", "state_error": off, "solved": solved_E.tolist()}
+    if not exact:
+        result = {"episodes": len(recorded.plans), "starts": f"others: the data set lacks {PLAN}, as collect writes it"}
     if off <= FITS or not moves_S.any():
         return result, []
-    (unlike_SS,) = unlike(state_MS, replayed_MS[None])
+    (unlike_SS,) = unlike(state_MS, replayed_MS[None], not exact)
     anywhere = float(unlike_SS.amin(0)[moves_S].mean())  # whatever the order of the recorded states is
     first = left = float(unlike_SS.diagonal()[moves_S].mean())
     while anywhere > FITS and left > FITS and len(best.told) < MOST_FAULTS:
         tried = meanings(best, space, recorded.action_ETA)
         state_VMS, _ = recorded.replay(tried)
-        left_V = unlike(state_MS, state_VMS).diagonal(dim1=1, dim2=2)[:, moves_S].mean(1)
+        left_V = unlike(state_MS, state_VMS, not exact).diagonal(dim1=1, dim2=2)[:, moves_S].mean(1)
         least = int(left_V.argmin())
-        if left_V[least] > BETTER * left:
+        if left_V[least] > (BETTER if exact else MUCH_BETTER) * left:
             break
         best, left, replayed_MS = tried[least], float(left_V[least]), state_VMS[least]
     faults = []
-    if left < 0.5 * first:
-        where = f"states are off by {first:.2g} of their spread in replays as recorded, by {left:.2g} in others"
-        faults += best.faults("action", space.names, where)
-    if min(left, anywhere) <= EXPLAINS:
-        faults += check_states(state_MS.double(), replayed_MS.double(), names, moves_S)
-    if not faults:
+    if left < 0.5 * first or not exact:
+        what = "states" if exact else "steps of the robot, from other starts,"
+        where = f"{what} are off by {first:.2g} of their spread in replays as recorded, by {left:.2g} in others"
+        faults += [fault._replace(serious=exact) for fault in best.faults("action", space.names, where)]
+    if exact and min(left, anywhere) <= EXPLAINS:
+        faults += check_states(state_MS.double(), replayed_MS.double(), recorded.spec.state_names, moves_S)
+    if exact and not faults:
         frame = int(((replayed_MS - state_MS).abs() > 0.01 * spread_S)[:, moves_S].any(1).int().argmax())
         told = f"recorded actions do not lead to the recorded states, which are off by {off:.2g} of their spread"
         cure = "Give the options that it was recorded with, such as task.robot or randomization"
@@ -247,7 +197,7 @@ def check_imitation(config: RunConfig, data: Demonstrations, recorded: Recording
     error_LE = (planned_LEA - wanted_LEA).square().mean(-1).masked_fill(~valid_LE, 0.0)
     error = float((error_LE.sum() / valid_LE.sum() / one.action_LA.var(0).mean().clamp(min=1e-12)).sqrt())
     result: dict[str, Any] = {"updates": trainer.iteration, "error": error, "solved": None}
-    if isinstance(recorded, Recording):
+    if isinstance(recorded, Recording) and recorded.exact:
         with closing(factories.make_acting_env(config, 1, 1)) as env:
             ended = run_episodes(policy, env, recorded.plans.rows(slice(1)), config.runtime.eval_noise)
             result["solved"] = ended is not None and bool(ended.once[SUCCESS][0])

@@ -169,17 +169,22 @@ def test_a_policy_cannot_imitate_a_contradictory_episode(demos: Path, tmp_path: 
     assert outcome.result["overfit"]["error"] > 0.7
 
 
-def test_a_foreign_set_is_examined_as_far_as_is_possible(demos: Path, tmp_path: Path) -> None:
-    path = changed(demos, tmp_path / "set")
-    info = json.loads((path / "meta" / "info.json").read_text())
+def test_a_foreign_set_is_replayed_from_other_starts(tmp_path: Path) -> None:
+    demos = tmp_path / "demos"
+    assert run_collect("task=push", "noise=0", "episodes=3", f"out={demos}", "num_threads=1").code == 0
+    info = json.loads((demos / "meta" / "info.json").read_text())
     for feature in ("episode_plan", "disturbance"):
         del info["features"][feature]
-    (path / "meta" / "info.json").write_text(json.dumps(info))
-    (path / "meta" / "recorded_with.json").unlink()
-    outcome = examine(path, "task=push", *QUICK)
-    assert outcome.result["replay"].startswith("not possible: the data set does not keep how its episodes began")
-    assert outcome.result["overfit"]["solved"] is None
-    assert examine(path).stderr == "error: task is missing: give task=...\n"
+    (demos / "meta" / "info.json").write_text(json.dumps(info))
+    (demos / "meta" / "recorded_with.json").unlink()
+    assert examine(demos).stderr == "error: task is missing: give task=...\n"
+    clean = examine(demos, "task=push", *QUICK).result
+    assert clean["replay"]["starts"] == "others: the data set lacks episode_plan, as collect writes it"
+    assert clean["overfit"]["solved"] is None
+    assert {fault["name"] for fault in clean["faults"]} <= {"constant", "overfit"}
+    late = changed(demos, tmp_path / "late", action=lambda action, episode: action[within(episode, -1)])
+    found = {fault["name"]: fault for fault in examine(late, "task=push", *QUICK).result["faults"]}
+    assert (found["action shift"]["serious"], found["action shift"]["what"]) == (False, "actions are one step late")
 
 
 @pytest.mark.parametrize(
