@@ -34,19 +34,20 @@ __all__ = [
 ]  # fmt: skip
 
 
-def gymnasium_id(task: str) -> str:
-    """Return the gymnasium id of a task: ``pick_place`` → ``embodied/PickPlace-v0``."""
-    return f"embodied/{''.join(word.capitalize() for word in task.split('_'))}-v0"
+def gymnasium_id(task: str, robot: str = "") -> str:
+    """Return the gymnasium id of a task: ``pick_place`` → ``embodied/PickPlace-v0``; a robot comes first."""
+    return f"embodied/{robot}{''.join(word.capitalize() for word in task.split('_'))}-v0"
 
 
-for _task in TASKS.registered():
-    gymnasium.register(
-        gymnasium_id(_task),
-        entry_point="embodied.envs.views.gymnasium_api:TaskEnv",
-        vector_entry_point="embodied.envs.views.gymnasium_api:TaskVectorEnv",
-        max_episode_steps=TASKS[_task].config().max_episode_steps,
-        kwargs={"task": _task},
-    )
+for _prefix, _robot in {"": {}, "SO101": {"robot": "so101"}}.items():
+    for _task in TASKS.registered():
+        gymnasium.register(
+            gymnasium_id(_task, _prefix),
+            entry_point="embodied.envs.views.gymnasium_api:TaskEnv",
+            vector_entry_point="embodied.envs.views.gymnasium_api:TaskVectorEnv",
+            max_episode_steps=TASKS[_task].config(**_robot).max_episode_steps,
+            kwargs={"task": _task, **_robot},
+        )
 
 
 def make_pool(

@@ -1,5 +1,7 @@
 """A robot as a YAML file: which MJCF, what in it is the robot, and how it starts and moves. Imports no simulator."""
 
+import hashlib
+import json
 from collections.abc import Mapping
 from dataclasses import field
 from functools import cache
@@ -143,6 +145,11 @@ def robot_path(name: str) -> Path | None:
 
 def read_robot(path: Path) -> RobotFile:
     """Read a robot's YAML file. UserError for bad YAML, and for unknown or wrong keys."""
+    return _read(path)[0]
+
+
+def _read(path: Path) -> tuple[RobotFile, bytes]:
+    """Return a robot, and what its YAML file says, without comments, to be hashed."""
     try:
         return _parsed(path, path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -150,14 +157,14 @@ def read_robot(path: Path) -> RobotFile:
 
 
 @cache
-def _parsed(path: Path, text: str) -> RobotFile:
+def _parsed(path: Path, text: str) -> tuple[RobotFile, bytes]:
     try:
         data = yaml.safe_load(text)
     except yaml.YAMLError as error:
         raise UserError(f"robot {path}: cannot be read: {one_line(error)}") from error
     if not isinstance(data, dict):
         raise UserError(f"robot {path}: got no keys, needed: those of a robot, such as mjcf")
-    return from_mapping(RobotFile, data, f"robot {path.name}")
+    return from_mapping(RobotFile, data, f"robot {path.name}"), json.dumps(data, sort_keys=True).encode()
 
 
 def mjcf_path(path: Path, mjcf: str) -> Path:
@@ -174,6 +181,15 @@ def mjcf_path(path: Path, mjcf: str) -> Path:
         known = [str(x.relative_to(folder)) for x in found_at.parent.glob("*.xml")]
         raise unknown_name(f"mjcf of robot {path.name}", inside, known)
     return found_at
+
+
+def robot_hash(name: str) -> str:
+    """Return a hash of what a robot's YAML and MJCF files say, without the meshes; empty for a robot of a class."""
+    if (path := robot_path(name)) is None:
+        return ""
+    file, said = _read(path)
+    mjcfs = [mjcf_path(path, mjcf).read_bytes() for mjcf in (file.mjcf, file.gripper.mjcf) if mjcf]
+    return hashlib.sha256(b"\0".join([said, *mjcfs])).hexdigest()
 
 
 def robot_scale(name: str) -> Scale:

@@ -6,7 +6,7 @@ from typing import Any, cast
 from embodied.core.errors import UserError
 from embodied.core.options import Fraction, Positive, PositiveInt, config_dataclass
 from embodied.envs.mujoco.config import Scale
-from embodied.envs.mujoco.robot_file import FOLDER, control_options, robot_path, robot_scale
+from embodied.envs.mujoco.robot_file import FOLDER, control_options, robot_hash, robot_path, robot_scale
 from embodied.envs.tasks.words import Words as Words
 from embodied.envs.tasks.words import default_words
 
@@ -26,6 +26,8 @@ class TaskConfig:
 
     robot: str = "panda"
     """Name of the robot, or the path of its YAML file."""
+    robot_sha256: str = ""
+    """Hash of the robot's files, which a run keeps: with others it cannot go on. Empty: that of the present ones."""
     control: dict[str, Any] = field(default_factory=dict)
     """The robot's options, which say how actions move it; for the Panda those of ``ControlConfig``."""
     max_episode_steps: PositiveInt = 80
@@ -43,6 +45,10 @@ class TaskConfig:
     def __post_init__(self) -> None:
         if (path := robot_path(self.robot)) and path.parent != FOLDER:
             object.__setattr__(self, "robot", str(path))  # evaluations may run in another directory
+        present = robot_hash(self.robot)
+        if self.robot_sha256 not in ("", present):
+            raise UserError(f"robot {self.robot}: its YAML or MJCF file is not the one that the run was made with")
+        object.__setattr__(self, "robot_sha256", present)
         control = control_options(self.robot, self.control)
         object.__setattr__(self, "control", asdict(control))  # defaults included
         scale = robot_scale(self.robot)
