@@ -25,7 +25,10 @@ from embodied.policies.config import POLICIES, PixelConfig
 from embodied.session.config import CONFIG_DIR, RunConfig, compose_run, expand, read_run
 
 NUM_ENVS = 8
-ON_GPU = {"num_envs": 4096, "runtime.decisions": 4, "algo.num_minibatches": 4}
+ON_GPU = {
+    "num_envs": 4096, "runtime.decisions": 4, "algo.num_minibatches": 4, "algo.schedule": "adaptive",
+    "algo.learning_rate": 7e-4,
+}  # fmt: skip
 """Of our own tasks where a GPU simulates: fewer envs take as long a step (docs/gpu.md)."""
 BATCH, MINIBATCH, EPOCHS, RATE = 2048, 128, 10, 3e-4
 IMAGE_BATCH, IMAGE_MINIBATCH, IMAGE_EPOCHS, IMAGE_RATE = 1024, 256, 4, 2.5e-4

@@ -58,5 +58,7 @@ def test_the_command_line_wins() -> None:
 
 
 def test_a_policy_that_starts_from_nothing_keeps_the_usual_rates() -> None:
-    found = compose_run({"task": "reach"}).algo.options
+    found = compose_run({"task": "reach", "policy": "gaussian"}).algo.options
     assert (found.learning_rate, found.min_learning_rate, found.max_learning_rate) == (7e-4, 1e-5, 1e-2)
+    flow = compose_run({"task": "reach"}).algo.options
+    assert (flow.schedule, flow.learning_rate) == ("fixed", 1.5e-4)
