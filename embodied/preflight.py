@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from embodied.core.config import parse_overrides
-from embodied.core.errors import missing_key
+from embodied.core.errors import missing_key, wrong_value
 from embodied.session.command import Failed, run_command
 from embodied.session.defaults import compose_new
 from embodied.session.files import read_json
@@ -30,7 +30,9 @@ def preflight(argv: Sequence[str]) -> dict[str, Any]:
         raise missing_key("data")
     from embodied.data.lerobot import RECORDED_WITH  # these import torch
 
-    words = {**read_json(Path(str(words["data"])) / RECORDED_WITH), "algo": "sft", **words}
+    words = {"algo": "sft", **read_json(Path(str(words["data"])) / RECORDED_WITH), **words}
+    if words["algo"] != "sft":
+        raise wrong_value("algo", str(words["algo"]), "sft, which learns from data")
     if "task" not in words:
         raise missing_key("task")
     config = compose_new(words, print)

@@ -94,6 +94,8 @@ def recording(config: RunConfig, spec: EnvSpec, data: Demonstrations, found: Map
     if not isinstance(spec.action, Box) or not spec.has_success or spec.repeats != "all":
         return f"not possible: episodes of task {spec.task} cannot be made again, or have no success"
     rows = [data.frames([episode]) for episode in data.episode_F.unique().tolist()[:EPISODES]]
+    if max(map(len, rows)) == 1:
+        return "not possible: the first episodes have one frame"
     plans, added_FA, exact = first_episodes(spec, len(rows), 0), torch.zeros_like(data.action_FA), PLAN in found
     if exact:
         *columns, filler_E = found[PLAN][torch.stack([row[0] for row in rows])].T.numpy().copy()
@@ -120,11 +122,12 @@ def check_replay(recorded: Recording) -> Result:
     best, spread_S = Meaning((), torch.eye(space.size + 1)), state_MS.std(0)
     moves_S = spread_S > 1e-4 * state_MS.abs().amax(0).clamp(min=1e-6)  # not by rounding alone
     (replayed_MS,), (solved_E,) = recorded.replay([best])
-    off = float(((replayed_MS - state_MS).square().mean(0).sqrt() / spread_S)[moves_S].mean())
+    off_S = (replayed_MS - state_MS).square().mean(0).sqrt() / spread_S
+    off = float(off_S[moves_S].mean()) if moves_S.any() else 0.0
     result = {"episodes": len(recorded.plans), "starts": "recorded", "state_error": off, "solved": solved_E.tolist()}
     if not exact:
         result = {"episodes": len(recorded.plans), "starts": f"others: the data set lacks {PLAN}, as collect writes it"}
-    if off <= FITS or not moves_S.any():
+    if off <= FITS:
         return result, []
     (unlike_SS,) = unlike(state_MS, replayed_MS[None], not exact)
     anywhere = float(unlike_SS.amin(0)[moves_S].mean())  # whatever the order of the recorded states is
@@ -195,7 +198,7 @@ def check_imitation(config: RunConfig, data: Demonstrations, recorded: Recording
     with torch.no_grad():
         planned_LEA = policy.plan(trainer.data.obs(rows))[:, : policy.execute].clamp(-1, 1)
     error_LE = (planned_LEA - wanted_LEA).square().mean(-1).masked_fill(~valid_LE, 0.0)
-    error = float((error_LE.sum() / valid_LE.sum() / one.action_LA.var(0).mean().clamp(min=1e-12)).sqrt())
+    error = float((error_LE.sum() / valid_LE.sum() / one.action_LA.var(0, correction=0).mean().clamp(min=1e-2)).sqrt())
     result: dict[str, Any] = {"updates": trainer.iteration, "error": error, "solved": None}
     if isinstance(recorded, Recording) and recorded.exact:
         with closing(factories.make_acting_env(config, 1, 1)) as env:

@@ -194,6 +194,7 @@ def test_a_foreign_set_is_replayed_from_other_starts(tmp_path: Path) -> None:
         (["data=nowhere", "task=push"], "data=nowhere is not a LeRobotDataset"),
         (["task=pick_place"], "in the task alone: tray[0], tray[1]"),
         (["task=push", "task.control.mode=joint_delta"], "its action has 4 entries, task push has 8"),
+        (["algo=ppo"], "algo: got ppo, allowed: sft"),
         (["task=psh"], "Did you mean 'push'?"),
     ],
 )
@@ -203,6 +204,13 @@ def test_bad_input_is_named(words: list[str], message: str, demos: Path) -> None
     assert outcome.code == 2, outcome.stderr
     assert message in outcome.stderr
     assert outcome.stderr.count("\n") == 1
+
+
+def test_a_frame_in_each_episode_is_named(demos: Path, tmp_path: Path) -> None:
+    path = changed(demos, tmp_path / "set", episode_index=lambda episodes, episode: np.arange(len(episodes)))
+    result = examine(path, *QUICK).result
+    assert result["replay"] == "not possible: the first episodes have one frame"
+    assert "182 episodes have one frame" in [fault["what"] for fault in result["faults"]]
 
 
 def test_an_empty_set_is_refused(demos: Path, tmp_path: Path) -> None:
