@@ -18,8 +18,7 @@ from embodied.envs.mujoco.robots.gripper_description import GripperDescription
 from embodied.envs.mujoco.robots.jaws import measure_jaws
 
 EPISODES, SOLVED, HELD = 200, 0.95, 0.9  # HELD: chance that objects in the hand stay there
-TILT_DEG, STILL_M, OVERDAMPED = 30.0, 0.002, 10.0
-STEPS = 20  # control steps of each part of the checks of standing still and of holding
+TILT_DEG, STILL_M, SUNK_M = 30.0, 0.002, 0.05  # SUNK_M: of an arm as large as the Panda
 Finding = tuple[bool, str, str]
 """Whether it is good, what was measured, and what to change if it is not."""
 
@@ -52,7 +51,7 @@ def _ik(pool: MujocoPool, robot: GripperDescription) -> Finding:
     measured = (
         f"corners of the areas are missed by up to {miss_n.max() * 1e3:.1f} mm, tool tilted by {tilt_deg:.0f} deg"
     )
-    return tilt_deg < TILT_DEG, measured, "a smaller reach_m, or another home"
+    return robot.config.orientation == "free" or tilt_deg < TILT_DEG, measured, "a smaller reach_m, or another home"
 
 
 def _fingers(robot: GripperDescription) -> Finding:
@@ -72,13 +71,18 @@ def _gap(pool: MujocoPool, robot: GripperDescription) -> Finding:
 
 def _still(pool: MujocoPool) -> Finding:
     _start(pool)
-    zero = torch.zeros(pool.num_envs, pool.spec.action.size)
-    _step(pool, zero)
-    before_N3 = pool.arm.tcp_pos.clone()
-    _step(pool, zero)
-    moved_m = float((pool.arm.tcp_pos - before_N3).norm(dim=-1).max())
-    measured = f"zero actions move the tool by {moved_m * 1e3:.1f} mm in {STEPS * pool.spec.control_dt_s:g} s"
-    return moved_m < STILL_M, measured, "control.from_target: true, weightless: true, or stiffer servos"
+    zero, places = torch.zeros(pool.num_envs, pool.spec.action.size), [pool.arm.tcp_pos.clone()]
+    for _ in range(3):
+        _step(pool, zero)
+        places.append(pool.arm.tcp_pos.clone())
+    whole_m, moved_m = (float((places[-1] - places[k]).norm(dim=-1).max()) for k in (0, 2))
+    seconds = _steps(pool) * pool.spec.control_dt_s
+    measured = f"zero actions move the tool by {whole_m * 1e3:.1f} mm, then by {moved_m * 1e3:.1f} mm in {seconds:g} s"
+    return (
+        moved_m < STILL_M and whole_m < SUNK_M * pool.view.scale.reach,
+        measured,
+        "control.from_target: true, weightless: true, or stiffer servos",
+    )
 
 
 def _hold(pool: MujocoPool, robot: GripperDescription) -> Finding:
@@ -115,6 +119,11 @@ def _start(pool: MujocoPool) -> None:
     pool.reset(UniformSampler(pool.spec, UniformConfig(), SamplerSetup(pool.num_envs)))
 
 
+def _steps(pool: MujocoPool) -> int:
+    """Return the control steps of each part of a check; three parts fit into an episode."""
+    return min(20, (pool.spec.max_episode_steps - 1) // 3)
+
+
 def _step(pool: MujocoPool, action_NA: Tensor) -> None:
-    for _ in range(STEPS):
+    for _ in range(_steps(pool)):
         pool.step(action_NA)
