@@ -37,6 +37,7 @@ SHORTEST, LONGEST = 20, 100  # control steps of a horizon
 DRAWS = 32  # times that noise which is held is drawn in such an episode
 INIT_STD, LOUDEST = 0.95, 3  # as a share of policy.max_std, up to so many actions: more share its length
 QUIETEST = 0.25  # of INIT_STD, for many actions
+SLOWEST = 1 / 3  # of the learning rate, where the schedule may lower it
 WRITTEN = {"None": "null", "True": "true"}  # on the command line
 TOTAL_STEPS = 1_000_000
 EVALUATED, FINALLY_EVALUATED = 20, 200  # most episodes of an evaluation
@@ -121,6 +122,7 @@ def derive(spec: EnvSpec, policy: str, words: Mapping[str, Any]) -> tuple[dict[s
     limit, images = spec.max_episode_steps, [camera.name for camera in spec.cameras]
     sizes = (IMAGE_BATCH, IMAGE_MINIBATCH, IMAGE_EPOCHS, IMAGE_RATE) if images else (BATCH, MINIBATCH, EPOCHS, RATE)
     batch, minibatch, epochs, rate = sizes
+    rate = words.get("algo.learning_rate", rate)
     execute, num_envs = words.get("policy.execute", 1), words.get("num_envs", NUM_ENVS)
     decisions = words.get("runtime.decisions") or max(1, batch // num_envs)
     longest = min(EVALUATED, max(1, int(ONE_SHARE * TOTAL_STEPS / limit)))
@@ -144,9 +146,13 @@ def derive(spec: EnvSpec, policy: str, words: Mapping[str, Any]) -> tuple[dict[s
     learning = {
         "policy.scale_values": True, "num_envs": num_envs, "runtime.decisions": decisions, "runtime.max_staleness": 0,
         "algo.epochs": epochs, "algo.num_minibatches": max(1, num_envs * decisions // minibatch),
-        "algo.schedule": "fixed", "algo.learning_rate": rate, "algo.critic_learning_rate": None,
-        "algo.max_grad_norm": 0.5, "total_steps": TOTAL_STEPS,
+        "algo.learning_rate": rate, "algo.critic_learning_rate": None, "algo.max_grad_norm": 0.5,
+        "total_steps": TOTAL_STEPS,
     }  # fmt: skip
+    if images:
+        learning["algo.schedule"] = "fixed"
+    else:  # a policy that has learned much is narrow: as many steps of the same size would change it too much
+        learning |= {"algo.min_learning_rate": float(f"{SLOWEST * rate:.2g}"), "algo.max_learning_rate": rate}
     facts = {
         f"continuous actions ({spec.action.size})" if isinstance(spec.action, Box) else "choices": acting,
         f"time limit {limit:,} control steps{_assumed(spec, 'max_episode_steps')} of {spec.control_dt_s:g} s"

@@ -246,6 +246,8 @@ def test_bench_suite_keeps_every_run_and_does_not_repeat_it(tmp_path: Path) -> N
     again = run(bench.main, words)
     assert (again.code, again.result["rows"]) == (0, [row])
     assert "---" not in again.stderr
+    shorter = run(bench.main, ["suite", "tasks=CartPole", "seeds=[0]", "max_steps=2048", words[-1]])
+    assert [r["settings"]["total_steps"] for r in shorter.result["rows"]] == [2048]
 
     (tmp_path / "other.json").write_text('{"what": "sim", "rows": []}')
     for bad, message in (

@@ -76,7 +76,8 @@ def test_what_is_given_wins_and_lines_say_the_rest() -> None:
     assert config.policy.name == "categorical"
     assert (config.algo.options.gamma, config.algo.options.learning_rate) == (0.9, 1e-3)
     assert (config.algo.options.critic_learning_rate, config.runtime.max_staleness) == (None, 1)
-    assert (config.num_envs, config.runtime.decisions, config.algo.options.schedule) == (8, 256, "fixed")
+    assert (config.algo.options.min_learning_rate, config.algo.options.max_learning_rate) == (3.3e-4, 1e-3)
+    assert (config.num_envs, config.runtime.decisions, config.algo.options.schedule) == (8, 256, "adaptive")
     assert len(lines) == 3
     assert not any(word in line for line in lines for word in ("gamma", "algo.learning_rate", "max_staleness"))
     chosen = compose_new({"task": "gym/CartPole-v1", "policy": "flow"}, lines.append)  # for chunks, as it was
