@@ -4,8 +4,8 @@
     sb3    PPO("MlpPolicy", env) on our view of the same task, with one env; its wall-clock holds no evaluation
 
 A row of a run has its return, or its success where the task has one: of the deterministic policy, in episodes that no
-stopping rule saw. Its ``curve`` has the returns of training episodes, which explore. Rows are written as they come. What
-``out=`` has already is not run again, and a run of other steps takes its place.
+stopping rule saw. Its ``curve`` has the returns of training episodes, which explore. Rows are written as they come.
+What ``out=`` has already is not run again; a run of other steps takes its place.
 
     <task>_over_sb3, _over_zoo, _over_cleanrl    median over seeds over the peer's median, or over the published figure;
                                                  the inverse where both are negative
