@@ -26,8 +26,8 @@ from embodied.session.config import CONFIG_DIR, RunConfig, compose_run, expand, 
 
 NUM_ENVS = 8
 ON_GPU = {
-    "num_envs": 4096, "runtime.decisions": 4, "algo.num_minibatches": 4, "algo.schedule": "adaptive",
-    "algo.learning_rate": 7e-4,
+    "num_envs": 4096, "runtime.decisions": 4, "algo.num_minibatches": 4, "algo.max_learning_rate": 1e-2,
+    "algo.desired_kl": 0.03,
 }  # fmt: skip
 """Of our own tasks where a GPU simulates: fewer envs take as long a step (docs/gpu.md)."""
 BATCH, MINIBATCH, EPOCHS, RATE = 2048, 128, 10, 3e-4

@@ -61,4 +61,4 @@ def test_a_policy_that_starts_from_nothing_keeps_the_usual_rates() -> None:
     found = compose_run({"task": "reach", "policy": "gaussian"}).algo.options
     assert (found.learning_rate, found.min_learning_rate, found.max_learning_rate) == (7e-4, 1e-5, 1e-2)
     flow = compose_run({"task": "reach"}).algo.options
-    assert (flow.schedule, flow.learning_rate) == ("fixed", 1.5e-4)
+    assert (flow.min_learning_rate, flow.max_learning_rate, flow.desired_kl) == (1e-5, 1.5e-4, 0.04)
