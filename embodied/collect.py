@@ -213,8 +213,8 @@ def record(env: VecEnv, act: Callable[[Obs], Tensor], options: CollectConfig, se
     episodes = []
     for i in range(num_envs):
         length = cut(success_NL[i, : length_N[i]], options.hold_steps)
-        state, action, reward, disturbance, success = (column[i, :length] for column in columns)
-        extra = {DISTURBANCE: disturbance, PLAN: plan_NP[i].expand(length, -1)}
+        state, action, reward, more, success = (column[i, :length] for column in columns)
+        extra = {DISTURBANCE: more, PLAN: plan_NP[i].expand(length, -1)}
         seen = {camera: torch.stack([frame[i] for frame in frames[:length]]) for camera, frames in images.items()}
         episodes.append(Episode(state, action, reward, success, texts[i], seen, extra))
     return episodes

@@ -23,6 +23,7 @@ docs/simulators.md says what each check means.
 
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -135,15 +136,15 @@ def draw(make: Callable[[int], Any], path: Path) -> None:
     from embodied.envs.episodes.sampler import UniformSampler
     from embodied.report.video import grid
 
-    env = make(1)
-    if env.expert is None:
-        raise UserError(f"picture: {env.spec.task} has no scripted expert")
-    env.reset(UniformSampler(env.spec, UniformConfig(), SamplerSetup(1)))
-    render, steps, frames = env.film(480, 360), env.spec.max_episode_steps, []
-    for step in range(steps):
-        if step % (steps // 3) == 0 or step == steps - 1:
-            frames.append(render()[0])
-        env.step(env.expert())
+    with closing(make(1)) as env:
+        if env.expert is None:
+            raise UserError(f"picture: {env.spec.task} has no scripted expert")
+        env.reset(UniformSampler(env.spec, UniformConfig(), SamplerSetup(1)))
+        render, steps, frames = env.film(480, 360), env.spec.max_episode_steps, []
+        for step in range(steps):
+            if step % (steps // 3) == 0 or step == steps - 1:
+                frames.append(render()[0])
+            env.step(env.expert())
     path.write_bytes(encode_png(grid(np.stack(frames[:4]))))
 
 

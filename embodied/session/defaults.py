@@ -122,7 +122,7 @@ def derive(spec: EnvSpec, policy: str, words: Mapping[str, Any]) -> tuple[dict[s
     limit, images = spec.max_episode_steps, [camera.name for camera in spec.cameras]
     sizes = (IMAGE_BATCH, IMAGE_MINIBATCH, IMAGE_EPOCHS, IMAGE_RATE) if images else (BATCH, MINIBATCH, EPOCHS, RATE)
     batch, minibatch, epochs, rate = sizes
-    rate = words.get("algo.learning_rate", rate)
+    rate = words.get("algo.learning_rate", words.get("algo.max_learning_rate", rate))
     execute, num_envs = words.get("policy.execute", 1), words.get("num_envs", NUM_ENVS)
     decisions = words.get("runtime.decisions") or max(1, batch // num_envs)
     longest = min(EVALUATED, max(1, int(ONE_SHARE * TOTAL_STEPS / limit)))
@@ -149,7 +149,7 @@ def derive(spec: EnvSpec, policy: str, words: Mapping[str, Any]) -> tuple[dict[s
         "algo.learning_rate": rate, "algo.critic_learning_rate": None, "algo.max_grad_norm": 0.5,
         "total_steps": TOTAL_STEPS,
     }  # fmt: skip
-    if images:
+    if images or not rate:
         learning["algo.schedule"] = "fixed"
     else:  # a policy that has learned much is narrow: as many steps of the same size would change it too much
         learning |= {"algo.min_learning_rate": float(f"{SLOWEST * rate:.2g}"), "algo.max_learning_rate": rate}

@@ -78,6 +78,9 @@ def test_what_is_given_wins_and_lines_say_the_rest() -> None:
     assert (config.algo.options.critic_learning_rate, config.runtime.max_staleness) == (None, 1)
     assert (config.algo.options.min_learning_rate, config.algo.options.max_learning_rate) == (3.3e-4, 1e-3)
     assert (config.num_envs, config.runtime.decisions, config.algo.options.schedule) == (8, 256, "adaptive")
+    lower = compose_new({"task": "gym/CartPole-v1", "algo.max_learning_rate": 6e-5}).algo.options
+    assert (lower.learning_rate, lower.min_learning_rate, lower.max_learning_rate) == (6e-5, 2e-5, 6e-5)
+    assert compose_new({"task": "gym/CartPole-v1", "algo.learning_rate": 0}).algo.options.learning_rate == 0
     assert len(lines) == 3
     assert not any(word in line for line in lines for word in ("gamma", "algo.learning_rate", "max_staleness"))
     chosen = compose_new({"task": "gym/CartPole-v1", "policy": "flow"}, lines.append)  # for chunks, as it was
