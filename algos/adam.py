@@ -4,7 +4,7 @@ import inspect
 from typing import Any, TypeVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from embodied.algos.config import PPOConfig
 from embodied.core.policy import Policy
@@ -27,8 +27,8 @@ def eager(kind: Kind) -> Kind:
 Adam, AdamW = eager(torch.optim.Adam), eager(torch.optim.AdamW)
 
 
-def build_adam(policy: nn.Module, config: PPOConfig) -> torch.optim.Adam:
-    """Build Adam over the trainable parameters.
+def build_adam(policy: nn.Module, config: PPOConfig, device: torch.device) -> torch.optim.Adam:
+    """Build Adam over the trainable parameters, whose learning rates are tensors (``put_rates``).
 
     Parameters named ``critic.*`` are a second group if they have their own learning rate.
     """
@@ -41,20 +41,30 @@ def build_adam(policy: nn.Module, config: PPOConfig) -> torch.optim.Adam:
     groups: list[dict[str, Any]] = [{"params": actor, "lr": config.learning_rate}]
     if critic:
         groups.append({"params": critic, "lr": config.critic_learning_rate})
-    return Adam(groups, eps=1e-5, fused=True)
+    optimizer = Adam(groups, eps=1e-5, fused=True)
+    optimizer._warned_capturable_if_run_uncaptured = True  # the first step of each shape is not recorded
+    put_rates(optimizer, device)
+    return optimizer
 
 
-def adapt_learning_rate(optimizer: torch.optim.Adam, kl: float, config: PPOConfig) -> None:
+def put_rates(optimizer: torch.optim.Adam, device: torch.device) -> None:
+    """Make the learning rates tensors on the device, so that a recorded step reads and adapts them."""
+    on_gpu = device.type == "cuda"
+    for group in optimizer.param_groups:  # Adam's kernel for CUDA reads a float32, that for the CPU any
+        group["lr"] = torch.tensor(float(group["lr"]), dtype=torch.float32 if on_gpu else torch.float64, device=device)
+        group["capturable"] = on_gpu
+
+
+def adapt_learning_rate(optimizer: torch.optim.Adam, kl: Tensor, adapts: Tensor, config: PPOConfig) -> None:
     """Keep the KL of a minibatch near ``desired_kl`` (rule of rsl_rl); a critic's own learning rate does not change.
 
-    A rate outside the bounds of the schedule may only come closer to them.
+    A rate outside the bounds of the schedule may only come closer to them. adapts: bool scalar; false changes nothing.
     """
-    group = optimizer.param_groups[0]
-    rate = group["lr"]
-    if kl > 2 * config.desired_kl:
-        group["lr"] = max(min(config.min_learning_rate, rate), rate / LEARNING_RATE_FACTOR)
-    elif kl < config.desired_kl / 2:
-        group["lr"] = min(max(config.max_learning_rate, rate), rate * LEARNING_RATE_FACTOR)
+    rate, kl = optimizer.param_groups[0]["lr"], kl.double()
+    lower = torch.maximum(rate.clamp(max=config.min_learning_rate), rate / LEARNING_RATE_FACTOR)
+    higher = torch.minimum(rate.clamp(min=config.max_learning_rate), rate * LEARNING_RATE_FACTOR)
+    far, near = adapts & (kl > 2 * config.desired_kl), adapts & (kl < config.desired_kl / 2)
+    rate.copy_(torch.where(far, lower, torch.where(near, higher, rate)))
 
 
 @torch.no_grad()

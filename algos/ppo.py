@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from embodied.algos import losses, returns, sharing
-from embodied.algos.adam import adapt_learning_rate, build_adam, update_average
+from embodied.algos.adam import adapt_learning_rate, build_adam, put_rates, update_average
 from embodied.algos.batch import Batch, evaluate_in_pieces, merge_fragments
 from embodied.algos.config import PPOConfig
 from embodied.core.algorithm import SINGLE_PROCESS, Algorithm, Metrics, ProcessGroup
@@ -52,12 +52,12 @@ class PPO(Algorithm):
         self.policy = policy.to(device)
         self.config = config
         self.device = device
-        self.optimizer = build_adam(policy, config)
+        self.optimizer = build_adam(policy, config, device)
         self._actor_parameters = [p for name, p in policy.named_parameters() if not name.startswith("critic.")]
         self.reference = policy.duplicate().requires_grad_(False) if config.reference_kl_coef > 0 else None
         self.deployed = policy.duplicate().requires_grad_(False) if config.ema_decay > 0 else policy
         self._generator = torch.Generator().manual_seed(seed)
-        self._differentiate = Recorded(self._gradients, device, self, policy)
+        self._record()
         self.learners: ProcessGroup = SINGLE_PROCESS
         self._value_unit = torch.ones((), device=device)  # read by recorded kernels
 
@@ -82,7 +82,7 @@ class PPO(Algorithm):
         if version == config.critic_warmup > 0 and config.schedule == "adaptive":
             # An imitated policy is narrow: the initial rate would move it by several nats. The schedule raises the
             # lower bound again as far as the KL allows.
-            self.optimizer.param_groups[0]["lr"] = min(config.min_learning_rate, config.learning_rate)
+            self.optimizer.param_groups[0]["lr"].fill_(min(config.min_learning_rate, config.learning_rate))
         num_minibatches = min(config.num_minibatches, counts.fewest)
         learned = self._epochs(batch, num_minibatches, warming) if counts.valid else dict.fromkeys(EPOCH_METRICS, 0.0)
         learned["train/learning_rate"] = float(self.optimizer.param_groups[0]["lr"])
@@ -162,9 +162,9 @@ class PPO(Algorithm):
     def _epochs(self, batch: Batch, num_minibatches: int, warming: bool) -> Metrics:
         """Run the passes over a batch; return the means of EPOCH_METRICS. warming: only the critic learns."""
         config = self.config
-        groups = self.optimizer.param_groups  # the actor, and the critic where it has its own rate
-        trained = [parameter for group in groups for parameter in group["params"]]
         adapts = config.schedule == "adaptive" and not warming
+        may_adapt = torch.tensor([False, adapts], device=self.device)  # of the first minibatch, of others
+        step = self._step if self.learners.size == 1 else self._one_step  # sums over processes are not recorded
         rows: list[Tensor] = []  # statistics and gradient norm of each minibatch; reading them waits for the device
         measured: list[Tensor] = []  # whether the KL of any decision of the minibatch was measured
         first: Tensor | None = None
@@ -174,23 +174,14 @@ class PPO(Algorithm):
             order = torch.randperm(len(batch), generator=self._generator).to(self.device)
             for index in order.tensor_split(num_minibatches):
                 minibatch = batch.select(index)
-                statistics, log_ratio_B, log_prob_B, gradients = self._differentiate(*minibatch.parts)
-                for parameter, gradient in zip(trained, gradients, strict=True):
-                    parameter.grad = gradient
-                weight_B, kl_weight_B = minibatch.column("weight"), minibatch.column("kl_weight")
-                statistics, is_measured = sharing.reduce_step(trained, statistics, weight_B, kl_weight_B, self.learners)
+                statistics, is_measured, log_ratio_B, log_prob_B = step(
+                    warming, may_adapt[int(first is not None)], *minibatch.parts
+                )
                 if first is None:  # before any step
-                    log_weight_B = losses.log_ratio(log_prob_B, minibatch.column("behaviour"))[weight_B > 0]
+                    counted_B = minibatch.column("weight") > 0
+                    log_weight_B = losses.log_ratio(log_prob_B, minibatch.column("behaviour"))[counted_B]
                     first = torch.stack([log_ratio_B.exp().mean(), losses.effective_sample_size(log_weight_B)])
-                elif adapts and bool(is_measured):
-                    adapt_learning_rate(self.optimizer, float(statistics[losses.KL]), config)
-                if warming:
-                    for parameter in self._actor_parameters:
-                        parameter.grad = None
-                norms = [nn.utils.clip_grad_norm_(group["params"], config.max_grad_norm) for group in groups]
-                self.optimizer.step()
-                norm = norms[0].to(statistics)  # a zero of the CPU for an actor without gradients
-                rows.append(torch.cat([statistics, norm[None]]))
+                rows.append(statistics)
                 measured.append(is_measured)
             epoch_kl = losses.mean_statistics(rows[-num_minibatches:], measured[-num_minibatches:])[losses.KL]
             if config.target_kl is not None and float(epoch_kl) > config.target_kl:
@@ -198,11 +189,39 @@ class PPO(Algorithm):
         if adapts and len(rows) == 1:  # no further minibatch shows how far the only step went
             with torch.no_grad():
                 kl = self.trust_region_kl(minibatch, self.policy.evaluate(minibatch.obs, minibatch.chain))
-            kl = sharing.average(kl, kl_weight_B.sum(), self.learners)
-            adapt_learning_rate(self.optimizer, float(kl), config)
+            kl = sharing.average(kl, minibatch.column("kl_weight").sum(), self.learners)
+            adapt_learning_rate(self.optimizer, kl, may_adapt[1], config)
         assert first is not None
         values = torch.cat([losses.mean_statistics(rows, measured), first]).tolist()
         return dict(zip(EPOCH_METRICS, [*values, float(epochs)], strict=True))
+
+    def _record(self) -> None:
+        """Forget recorded kernels, which read and write the optimiser's present tensors."""
+        self._differentiate = Recorded(self._gradients, self.device, self, self.policy)
+        self._step = Recorded(self._one_step, self.device, self, self.policy)
+
+    def _one_step(self, warming: bool, adapts: Tensor, *parts: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Adapt the learning rate to the KL of a minibatch (``Batch.parts``) if ``adapts``, and step the optimiser.
+
+        Returns statistics with the norm of the gradient, whether the KL was measured, log-ratios, log-probabilities.
+        """
+        groups = self.optimizer.param_groups  # the actor, and the critic where it has its own rate
+        trained = [parameter for group in groups for parameter in group["params"]]
+        differentiate = self._gradients if self.learners.size == 1 else self._differentiate
+        statistics, log_ratio_B, log_prob_B, gradients = differentiate(*parts)
+        for parameter, gradient in zip(trained, gradients, strict=True):
+            parameter.grad = gradient
+        weight_B, kl_weight_B = map(Batch(*parts).column, ("weight", "kl_weight"))
+        statistics, is_measured = sharing.reduce_step(trained, statistics, weight_B, kl_weight_B, self.learners)
+        adapt_learning_rate(self.optimizer, statistics[losses.KL], adapts & is_measured, self.config)
+        if warming:
+            for parameter in self._actor_parameters:
+                parameter.grad = None
+        norms = [nn.utils.clip_grad_norm_(group["params"], self.config.max_grad_norm) for group in groups]
+        self.optimizer.step()
+        moves = any(parameter.grad is not None for parameter in groups[0]["params"])
+        norm = norms[0] if moves else statistics.new_zeros(())  # torch's is on the CPU then
+        return torch.cat([statistics, norm[None]]), is_measured, log_ratio_B, log_prob_B
 
     def _gradients(self, *parts: Any) -> tuple[Tensor, Tensor, Tensor, list[Tensor | None]]:
         """Return what ``loss`` tells of a minibatch (``Batch.parts``), and the gradients of the trained parameters."""
@@ -268,6 +287,8 @@ class PPO(Algorithm):
         The reference policy is in it if there is one, the policy's weights if they are not the deployed ones.
         """
         state: dict[str, Any] = {"optimizer": self.optimizer.state_dict(), "generator": self._generator.get_state()}
+        for group in state["optimizer"]["param_groups"]:
+            group["lr"] = float(group["lr"])
         if self.reference is not None:
             state["reference"] = self.reference.state_dict()
         if self.deployed is not self.policy:
@@ -282,7 +303,7 @@ class PPO(Algorithm):
         if self.reference is not None and "reference" not in state:
             raise UserError("algo.reference_kl_coef cannot be turned on by resume=: the first policy is not kept")
         try:
-            rates = [group["lr"] for group in self.optimizer.param_groups]
+            rates = [float(group["lr"]) for group in self.optimizer.param_groups]
             self.optimizer.load_state_dict(state["optimizer"])
             self._generator.set_state(state["generator"].cpu())
             if self.reference is not None:
@@ -293,3 +314,5 @@ class PPO(Algorithm):
         if self.config.schedule == "fixed":  # the configuration decides, not the checkpoint
             for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
                 group["lr"] = rate
+        put_rates(self.optimizer, self.device)
+        self._record()

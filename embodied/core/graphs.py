@@ -9,7 +9,7 @@ from typing import Any, Generic, ParamSpec, TypeVar, cast
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_map_only, tree_unflatten
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -37,6 +37,7 @@ class Recorded(Generic[P, R]):
         self._graphs: dict[Hashable, _Graph | None] = {}  # by shapes; None after the first call
         records = device.type == "cuda" and all(vars(type(owner)).get("recordable") for owner in owners)
         self._stream = torch.cuda.Stream(device) if records else None
+        self._pool = torch.cuda.graph_pool_handle() if records else None  # one after the other: they share memory
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         if self._stream is None:
@@ -46,7 +47,7 @@ class Recorded(Generic[P, R]):
         key = grad, str(structure), *((x.shape, x.dtype) if isinstance(x, Tensor) else x for x in leaves)
         graph = self._graphs.get(key)
         if graph is None and key in self._graphs:
-            graph = self._graphs[key] = _Graph(lambda x: self._call(tree_unflatten(x, structure)), leaves, self._stream)
+            graph = self._graphs[key] = self._recorded(structure, leaves)
         if graph is not None:
             return cast(R, graph.replay(leaves))
         if len(self._graphs) < MAX_GRAPHS:
@@ -58,17 +59,24 @@ class Recorded(Generic[P, R]):
         here.wait_stream(self._stream)
         return cast(R, tree_map_only(Tensor, torch.clone, result))
 
-    def _call(self, given: tuple[Any, Any]) -> R:
-        return self.function(*given[0], **given[1])
+    def _recorded(self, structure: TreeSpec, leaves: list[Any]) -> "_Graph":
+        def call(given: list[Any]) -> R:
+            args, kwargs = tree_unflatten(given, structure)
+            return self.function(*args, **kwargs)
+
+        assert self._stream is not None
+        return _Graph(call, leaves, self._stream, self._pool)
 
 
 class _Graph:
     """Recorded kernels with the tensors that they read and write."""
 
-    def __init__(self, function: Callable[[list[Any]], Any], leaves: list[Any], stream: torch.cuda.Stream) -> None:
+    def __init__(
+        self, function: Callable[[list[Any]], Any], leaves: list[Any], stream: torch.cuda.Stream, pool: Any
+    ) -> None:
         self._inputs = [x.clone() if isinstance(x, Tensor) else x for x in leaves]
         self._graph = torch.cuda.CUDAGraph()
-        recorder = torch.cuda.graph(self._graph, stream=stream, capture_error_mode="thread_local")
+        recorder = torch.cuda.graph(self._graph, pool=pool, stream=stream, capture_error_mode="thread_local")
         with RECORDING, recorder:
             self._result = function(self._inputs)
 
