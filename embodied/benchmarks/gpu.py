@@ -2,15 +2,15 @@
 
     floors    copy_gb_s, product_tflop_s (bfloat16 matrices): what the card can do
     pool      warp_pool_over_kernels_<n>: pool of sim=warp / its recorded kernels alone, by number of envs
-    train     training of pick_place, env steps/s: sim=warp by number of envs, and sim=mujoco on GPU and CPU
     solve     seconds from the first step until an evaluation has 90% and 98% success: sim=warp, and sim=mujoco on CPU
+    train     training of pick_place, env steps/s: sim=warp by number of envs, and sim=mujoco on GPU and CPU
+    lora      the same as in pi0 of an update of π0 with LoRA and small minibatches
+    threads   pool of sim=mujoco / its bare engine, by number of threads; training by number of cores and envs
     pi0       π0 of the published size, its expert in bfloat16 and tfloat32: decisions/s of ``act`` by batch; how far
               the log-probability moves with the batch size; update of the recipe ``vla-ppo`` as a share of
-              product_tflop_s (counted: the prefix once, forward and backward pass of what is trained); peak memory,
-              also that of LoRA with small minibatches
+              product_tflop_s (counted: the prefix once, forward and backward pass of what is trained); peak memory
     cameras   sim=warp with two cameras of 64 x 64 pixels, by number of envs: share of the pixels that sim=mujoco paints
               otherwise (by more than 8 of 255), images/s, and control steps/s with the images of every chunk
-    threads   pool of sim=mujoco / its bare engine, by number of threads
 
 The parts are in the order of importance. Each runs in a process of its own for at most its time, LIMITS_S, because a
 card may be at hand for minutes only; what a part has measured by then stays, and goes to ``out=`` at once.
@@ -18,6 +18,7 @@ card may be at hand for minutes only; what a part has measured by then stays, an
 
 import json
 import math
+import os
 import subprocess
 import sys
 import threading
@@ -50,19 +51,15 @@ from embodied.envs.mujoco.warp.pool import WarpPool
 from embodied.report.metrics import write_json
 from embodied.runtime import threads
 from embodied.session.config import compose_run
+from embodied.session.defaults import compose_new
 from embodied.session.factories import make_policy, make_spec
 from embodied.trainers.reinforcement import build
 
-Part = Literal["floors", "pool", "train", "solve", "pi0", "cameras", "threads"]
+Part = Literal["floors", "pool", "solve", "train", "lora", "threads", "pi0", "cameras"]
 LIMITS_S = {
-    "floors": 20,
-    "pool": 60,
-    "train": 90,
-    "solve": 100,
-    "pi0": 160,
-    "cameras": 30,
-    "threads": 20,
-}  # together 8 minutes
+    "floors": 15, "pool": 50, "solve": 110, "train": 50, "lora": 50, "threads": 40, "pi0": 140, "cameras": 25,
+}  # fmt: skip
+"""Together 8 minutes."""
 PRODUCT = {True: (256, 2), False: (8192, 20)}  # size of the matrices and rounds, by ``short``
 SHORT_LIMIT_S = 300  # of any part on a CPU, where Warp compiles its kernels
 
@@ -140,29 +137,15 @@ def pool(report: Report, device: torch.device, short: bool) -> None:
         against_warp(report, f"warp_pool_over_kernels_{num_envs}", num_envs, 3, count, CHUNK, str(device))
 
 
-def train(report: Report, device: torch.device, short: bool) -> None:
-    runs: list[tuple[str, dict[str, Any]]]
-    runs = [(f"warp_{n}", {"sim": "warp", "device": str(device), "num_envs": n}) for n in (4096, 16384, 8192)]
-    runs += [(f"{name}_sync", words | {"runtime": "sync"}) for name, words in runs[:2]]
-    runs += [("mujoco_gpu", {"device": str(device)}), ("mujoco_cpu", {"device": "cpu"})]
-    for name, words in [("warp_2", {"sim": "warp", "num_envs": 2, "device": "cpu"})] if short else runs:
-        config = compose_run({"task": TASK, "runtime.eval_every": 0, **words})
-        with TemporaryDirectory() as folder, build(config, Path(folder)) as runtime:
-            steps, seconds, metrics = trained(runtime, *((1, 1) if short else (3, 10)))
-        report.add(f"train_{name}", steps / seconds, "env steps/s", **words)
-        for key in ("perf/sim_s", "perf/infer_s", "perf/learn_s", "perf/wait_s"):
-            report.add(f"train_{name}_{key[5:]}", median(row[key] for row in metrics), "s/iteration", **words)
-
-
 def solve(report: Report, device: torch.device, short: bool) -> None:
     tiny = {"num_envs": 8, "runtime.decisions": 2, "runtime.eval_episodes": 2} if short else {}
-    runs: dict[str, dict[str, Any]] = {"mujoco": {"device": "cpu", "num_envs": 1024, **tiny}}
+    runs: dict[str, dict[str, Any]] = {"mujoco": {"device": "cpu", "runtime.eval_every": 20, **tiny}}
     if not short:
-        runs = {"warp": {"sim": "warp", "device": str(device), "num_envs": 4096}, **runs}
+        runs = {"warp": {"sim": "warp", "device": str(device), "runtime.eval_every": 5}, **runs}
     seconds: dict[str, float] = {}
     for name, words in runs.items():
-        words = {"runtime.eval_every": 5, "runtime.eval_episodes": 200, **words}
-        config = compose_run({"task": TASK, **words})
+        words = {"task": TASK, "runtime.eval_episodes": 200, "runtime.stop_at_success": None, **words}
+        config = compose_new(words)
         with TemporaryDirectory() as folder, build(config, Path(folder)) as runtime:
             began_s, levels = time.monotonic(), [0.9, 0.98]
             for iteration in runtime.iterations(64 if short else math.inf):
@@ -176,11 +159,30 @@ def solve(report: Report, device: torch.device, short: bool) -> None:
         report.ratio("warp_sooner_than_mujoco", seconds["mujoco"] / seconds["warp"])
 
 
+def train(report: Report, device: torch.device, short: bool) -> None:
+    runs: list[tuple[str, dict[str, Any]]]
+    runs = [(f"warp_{n}", {"sim": "warp", "device": str(device), "num_envs": n}) for n in (4096, 16384)]
+    runs += [("warp_4096_sync", runs[0][1] | {"runtime": "sync"})]
+    runs += [("mujoco_gpu", {"device": str(device)}), ("mujoco_cpu", {"device": "cpu"})]
+    for name, words in [("warp_2", {"sim": "warp", "num_envs": 2, "device": "cpu"})] if short else runs:
+        train_with(report, name, words, short)
+
+
+def train_with(report: Report, name: str, words: Mapping[str, Any], short: bool) -> None:
+    """Add the speed of a training, and the seconds of its parts in an iteration."""
+    own = {"runtime.decisions": 4, "algo.num_minibatches": 4} if words.get("sim") == "warp" else {}
+    config = compose_new({"task": TASK, "runtime.eval_every": 0, **own, **words})
+    with TemporaryDirectory() as folder, build(config, Path(folder)) as runtime:
+        steps, seconds, metrics = trained(runtime, *((1, 1) if short else (3, 10)))
+    report.add(f"train_{name}", steps / seconds, "env steps/s", **words)
+    for key in ("perf/sim_s", "perf/infer_s", "perf/learn_s", "perf/wait_s"):
+        report.add(f"train_{name}_{key[5:]}", median(row[key] for row in metrics), "s/iteration", **words)
+
+
 def pi0(report: Report, device: torch.device, short: bool) -> None:
     base: dict[str, Any] = {"task": "tabletop", "policy": "pi0_size", "device": str(device)}
     if short:
         base |= {"policy": "vla_tiny", "algo.epochs": 1}
-    lora = {"policy.lora_rank": 16, "num_envs": 64, "algo.num_minibatches": 4 if short else 16}
     for dtype in ("bfloat16", "tfloat32"):  # in this order: tfloat32 holds for the whole process
         words = base | {"policy.expert_dtype": dtype}
         policy = build_pi0(words, device)
@@ -194,8 +196,12 @@ def pi0(report: Report, device: torch.device, short: bool) -> None:
         precision(report, f"pi0_{dtype}", policy, observed(policy, 8 if short else 64, device), device)
         del act
         update(report, f"pi0_{dtype}", policy, words, device, short)
-    del policy
-    update(report, "pi0_lora", build_pi0(base | lora, device), base | lora, device, short)
+
+
+def lora(report: Report, device: torch.device, short: bool) -> None:
+    words: dict[str, Any] = {"task": "tabletop", "policy": "vla_tiny" if short else "pi0_size", "device": str(device)}
+    words |= {"policy.lora_rank": 16, "num_envs": 64, "algo.num_minibatches": 4 if short else 16}
+    update(report, "pi0_lora", build_pi0(words, device), words, device, short)
 
 
 def build_pi0(words: Mapping[str, Any], device: torch.device) -> Any:
@@ -298,21 +304,27 @@ def cameras(report: Report, device: torch.device, short: bool) -> None:
 
 
 def threads_part(report: Report, device: torch.device, short: bool) -> None:
-    cores = threads.available_cores()
-    counts = [2**i for i in range(cores.bit_length()) if 2**i < cores] + [cores]
-    for num_envs in (8,) if short else (4096, 1024):
-        for num_threads in counts:
-            envs = make_pool(TASK, {}, num_envs=num_envs, num_threads=num_threads)
-            envs.reset(make_sampler(envs, stagger=True))
-            replay = Replay(envs, CHUNK if short else 4 * CHUNK, CHUNK)
-            engine = Batch(envs.task.scene().compile(), num_envs, num_threads)
-            ratio = against_engine(report, replay, {"engine": engine}, 3)
-            report.ratio(f"pool_over_engine_{num_envs}_threads_{num_threads}", ratio)
+    cores = sorted(os.sched_getaffinity(0))
+    counts = [2**i for i in range(len(cores).bit_length()) if 2**i < len(cores)] + [len(cores)]
+    num_envs = 8 if short else 4096
+    for num_threads in counts:
+        envs = make_pool(TASK, {}, num_envs=num_envs, num_threads=num_threads)
+        envs.reset(make_sampler(envs, stagger=True))
+        replay = Replay(envs, CHUNK if short else 4 * CHUNK, CHUNK)
+        engine = Batch(envs.task.scene().compile(), num_envs, num_threads)
+        ratio = against_engine(report, replay, {"engine": engine}, 3)
+        report.ratio(f"pool_over_engine_{num_envs}_threads_{num_threads}", ratio)
+    for num_envs in (8,) if short else (256, 512, 1024, 2048):
+        for num_cores in sorted({min(2, len(cores)), len(cores)}):
+            os.sched_setaffinity(0, cores[:num_cores])
+            words = {"device": "cpu", "num_envs": num_envs} | ({"runtime.decisions": 2} if short else {})
+            train_with(report, f"{num_envs}_cores_{num_cores}", words, short)
+    os.sched_setaffinity(0, cores)
 
 
 PARTS: Mapping[str, Callable[[Report, torch.device, bool], None]] = {
-    "floors": floors, "pool": pool, "train": train, "solve": solve, "pi0": pi0, "cameras": cameras,
-    "threads": threads_part,
+    "floors": floors, "pool": pool, "solve": solve, "train": train, "lora": lora, "threads": threads_part, "pi0": pi0,
+    "cameras": cameras,
 }  # fmt: skip
 
 

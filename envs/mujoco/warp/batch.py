@@ -9,6 +9,7 @@ step. They run on torch's stream, so neither library waits for the other.
 
 import copy
 import logging
+import os
 from functools import cached_property, partial
 from typing import Any
 
@@ -18,6 +19,7 @@ from torch import Tensor
 
 from embodied.core.errors import UserError, one_line
 from embodied.core.graphs import RECORDING
+from embodied.envs.mujoco.warp.compiling import compile_kernels
 
 log = logging.getLogger(__name__)
 INSTALL = "pip install -c constraints.txt -e '.[warp]'"
@@ -154,9 +156,16 @@ class WarpBatch:
             aside = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
             stream = None if aside is None else self._warp.stream_from_torch(aside)
             self._warp.synchronize_device(self._device)
-            for half in (self._engine.step1, self._engine.step2):
+            halves = (self._engine.step1, self._engine.step2)
+            compile_kernels(
+                self._warp,
+                lambda: [half(self._model, self._data) for half in halves],
+                self._device,
+                os.cpu_count() or 1,
+            )
+            for half in halves:
                 with self._warp.ScopedStream(stream):
-                    half(self._model, self._data)  # compiles the kernels
+                    half(self._model, self._data)  # compiles what is left
                     with self._warp.ScopedCapture(device=self._device) as capture:
                         half(self._model, self._data)
                 graphs.append(capture.graph)
