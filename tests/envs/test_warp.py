@@ -24,6 +24,7 @@ from embodied.envs import FAMILIES, MujocoPool, make_sampler
 from embodied.envs.checks.conformance import check_env
 from embodied.envs.episodes.seeding import EpisodeRng
 from embodied.envs.mujoco.warp.batch import check_memory, num_bytes
+from embodied.envs.mujoco.warp.compiling import noting
 from embodied.envs.mujoco.warp.pool import INSTALL, WarpConfig, WarpPool
 from embodied.envs.mujoco.warp.randomization import DeviceRng
 from embodied.envs.registry import sim_options
@@ -368,3 +369,23 @@ def test_a_number_of_envs_that_does_not_fit_names_one_that_does() -> None:
     check_memory(9, env_bytes, 9 * env_bytes)
     with pytest.raises(UserError, match=r"10 envs of sim=warp need .* allowed: at most 9 in a group"):
         check_memory(10, env_bytes, 9 * env_bytes)
+
+
+def test_while_launches_are_noted_those_of_other_threads_are_made() -> None:
+    warp = pytest.importorskip("warp", reason=INSTALL)
+
+    @warp.kernel
+    def add_one(values: warp.array(dtype=float)) -> None:
+        i = warp.tid()
+        values[i] = values[i] + 1.0
+
+    values, device = warp.zeros(3, dtype=float, device="cpu"), warp.get_device("cpu")
+    with noting(warp, device) as noted:
+        warp.launch(add_one, dim=3, inputs=[values], device="cpu")
+        assert values.numpy().tolist() == [0, 0, 0]
+        with ThreadPoolExecutor(1) as executor:
+            executor.submit(warp.launch, add_one, dim=3, inputs=[values], device="cpu").result()
+    assert values.numpy().tolist() == [1, 1, 1]
+    assert [*noted] == [(add_one.module, 1)]
+    warp.launch(add_one, dim=3, inputs=[values], device="cpu")
+    assert values.numpy().tolist() == [2, 2, 2]

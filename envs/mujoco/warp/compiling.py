@@ -5,6 +5,7 @@ kept by Warp for the next run.
 """
 
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
@@ -16,7 +17,7 @@ SILENT_S = 3.0  # between two lines
 
 def compile_kernels(warp: Any, run: Callable[[], object], device: Any, cores: int) -> None:
     """Compile what ``run`` launches on the device of Warp. It must not depend on what its kernels compute."""
-    with _noting(warp, device) as noted:
+    with noting(warp, device) as noted:
         run()
     told_s = time.monotonic()
     with ThreadPoolExecutor(cores) as executor:
@@ -29,8 +30,8 @@ def compile_kernels(warp: Any, run: Callable[[], object], device: Any, cores: in
 
 
 @contextmanager
-def _noting(warp: Any, device: Any) -> Iterator[dict[tuple[Any, int], None]]:
-    """Note the modules of launches, with the threads of a block, instead of making them."""
+def noting(warp: Any, device: Any) -> Iterator[dict[tuple[Any, int], None]]:
+    """Note the modules of this thread's launches, with the threads of a block, instead of making them."""
     noted: dict[tuple[Any, int], None] = {}
     normal = 1 if device.is_cpu else 256  # of a launch that does not say
 
@@ -41,11 +42,18 @@ def _noting(warp: Any, device: Any) -> Iterator[dict[tuple[Any, int], None]]:
     def once(condition: Any, while_body: Callable[..., None], **kwargs: Any) -> None:
         while_body(**kwargs)
 
-    replaced = {"launch": note, "launch_tiled": note, "capture_while": once}
-    kept = {name: getattr(warp, name) for name in replaced}
+    thread = threading.get_ident()
+    kept = {name: getattr(warp, name) for name in ("launch", "launch_tiled", "capture_while")}
+
+    def here(name: str, function: Callable[..., None]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            return (function if threading.get_ident() == thread else kept[name])(*args, **kwargs)
+
+        return call
+
     try:
-        for name, function in replaced.items():
-            setattr(warp, name, function)
+        for name in kept:
+            setattr(warp, name, here(name, once if name == "capture_while" else note))
         yield noted
     finally:
         for name, function in kept.items():
