@@ -57,7 +57,7 @@ from embodied.trainers.reinforcement import build
 
 Part = Literal["floors", "pool", "solve", "train", "lora", "threads", "pi0", "cameras"]
 LIMITS_S = {
-    "floors": 15, "pool": 50, "solve": 110, "train": 50, "lora": 50, "threads": 40, "pi0": 140, "cameras": 25,
+    "floors": 15, "pool": 50, "solve": 150, "train": 40, "lora": 50, "threads": 45, "pi0": 120, "cameras": 25,
 }  # fmt: skip
 """Together 8 minutes."""
 PRODUCT = {True: (256, 2), False: (8192, 20)}  # size of the matrices and rounds, by ``short``
@@ -306,19 +306,21 @@ def cameras(report: Report, device: torch.device, short: bool) -> None:
 def threads_part(report: Report, device: torch.device, short: bool) -> None:
     cores = sorted(os.sched_getaffinity(0))
     counts = [2**i for i in range(len(cores).bit_length()) if 2**i < len(cores)] + [len(cores)]
-    num_envs = 8 if short else 4096
-    for num_threads in counts:
+    sizes = [(8, counts)] if short else [(1024, counts), (4096, counts[-1:])]
+    for num_envs, num_threads in [(num_envs, n) for num_envs, some in sizes for n in some]:
         envs = make_pool(TASK, {}, num_envs=num_envs, num_threads=num_threads)
         envs.reset(make_sampler(envs, stagger=True))
-        replay = Replay(envs, CHUNK if short else 4 * CHUNK, CHUNK)
+        replay = Replay(envs, CHUNK if short else 2 * CHUNK, CHUNK)
         engine = Batch(envs.task.scene().compile(), num_envs, num_threads)
         ratio = against_engine(report, replay, {"engine": engine}, 3)
         report.ratio(f"pool_over_engine_{num_envs}_threads_{num_threads}", ratio)
-    for num_envs in (8,) if short else (256, 512, 1024, 2048):
-        for num_cores in sorted({min(2, len(cores)), len(cores)}):
-            os.sched_setaffinity(0, cores[:num_cores])
-            words = {"device": "cpu", "num_envs": num_envs} | ({"runtime.decisions": 2} if short else {})
-            train_with(report, f"{num_envs}_cores_{num_cores}", words, short)
+    for num_cores in sorted({min(2, len(cores)), len(cores)}):
+        os.sched_setaffinity(0, cores[:num_cores])
+        for num_envs in (8,) if short else (256, 1024, 2048):
+            for learner in sorted({1, min(4, num_cores)}):
+                words = {"device": "cpu", "num_envs": num_envs, "runtime.learner_threads": learner}
+                words |= {"runtime.decisions": 2} if short else {}
+                train_with(report, f"{num_envs}_cores_{num_cores}_learner_{learner}", words, short)
     os.sched_setaffinity(0, cores)
 
 

@@ -22,7 +22,7 @@ from embodied.policies.vla.grounding import HUBER_BETA, POSITION_SIZE, POSITION_
 
 PREFIX = "prefix."  # of the keys that ``precompute`` puts into observations in place of images and instruction
 DRAWS_PER_OBSERVATION = 4  # draws of noise and time for each observation in the imitation loss
-PREFIX_ROWS = 256  # decisions whose prefix is computed at once
+PREFIX_ROWS = 64  # decisions whose prefix is computed at once: 3.5 GB of activations for the published size
 
 
 class VLAContext(NamedTuple):
@@ -280,12 +280,14 @@ class VLAPolicy(FlowChains):
         inputs = {key: value for key, value in obs.items() if key.startswith(("images.", "instruction"))}
         num, num_tokens = len(next(iter(inputs.values()))), self._instruction(obs)[0].shape[1]
         rest = {key: value for key, value in obs.items() if key not in inputs}
-        pieces = []
+        whole: list[Tensor] = []  # filled in pieces: joined at the end, they would take twice the memory
         for first in range(0, num, PREFIX_ROWS):
             rows = {key: value[first : first + PREFIX_ROWS].to(self.tokens_IT.device) for key, value in inputs.items()}
-            pieces.append(self._encode_prefix(rows, num_tokens)[0])
-        parts = (torch.cat(part) if len(part) > 1 else part[0] for part in zip(*pieces, strict=True))
-        return rest | {PREFIX + name: part for name, part in zip(pi0.Prefix._fields, parts, strict=True)}
+            piece = self._encode_prefix(rows, num_tokens)[0]
+            whole = whole or [part.new_empty(num, *part.shape[1:]) for part in piece]
+            for all_rows, part in zip(whole, piece, strict=True):
+                all_rows[first : first + PREFIX_ROWS] = part
+        return rest | {PREFIX + name: part for name, part in zip(pi0.Prefix._fields, whole, strict=True)}
 
     def fits_cache(self, decisions: int) -> bool:
         """Return whether the prefixes of so many decisions take no more than ``prefix_cache_mb``."""

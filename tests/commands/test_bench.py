@@ -209,7 +209,7 @@ def test_bench_async_reports_every_ratio() -> None:
 
 def test_bench_gpu_keeps_what_its_parts_have_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Here on the CPU. A part that is out of time, or fails, does not end the others."""
-    outcome = run(bench.main, ["gpu", "short=true", "parts=threads,floors,pi0", f"out={tmp_path / 'gpu.json'}"])
+    outcome = run(bench.main, ["gpu", "short=true", "parts=threads,floors,lora,pi0", f"out={tmp_path / 'gpu.json'}"])
     assert outcome.code == 0, outcome.stderr
     names = {row["name"] for row in outcome.result["rows"]}
     assert {

@@ -51,6 +51,14 @@ def test_phases_that_overlap_leave_cores_to_the_simulator(cores: int) -> None:
     assert budget.evaluator == 1
 
 
+@pytest.mark.parametrize(("cores", "learner"), [(1, 1), (2, 1), (4, 2), (16, 2)])
+def test_a_small_network_has_few_threads(cores: int, learner: int) -> None:
+    budget = threads.plan(LocalConfig(max_staleness=1), CPU, cores=cores, small=True)
+    assert (budget.sim, budget.actor, budget.learner) == (cores, max(1, min(2, cores // 4)), learner)
+    assert budget.learner_alone == min(2, cores)
+    assert threads.plan(LocalConfig(learner_threads=7), CPU, cores=cores, small=True).learner == 7
+
+
 def test_overrides_win_and_a_gpu_needs_one_thread() -> None:
     config = LocalConfig(max_staleness=1, sim_threads=3, actor_threads=2, learner_threads=5)
     assert threads.plan(config, CPU, cores=2) == threads.ThreadBudget(3, 2, 5, 5, 1)
