@@ -5,10 +5,12 @@
   device=auto  num_threads=0  as for embodied.eval
 
 Policy, environments, noise and delays are those of the evaluation. Each episode must have the same actions, bit for
-bit, and the same return, length and outcomes. Exit code 1: an episode differs. 2: the checkpoint has changed or is
-gone. Last line of stdout: {"eval", "episodes", "differing", "outcomes_differing", "made_with", "replayed_with", ...};
-"differing" has an object per episode with the values that it had and has. Other machines, versions and instruction
-sets may round differently: see "made_with" and "replayed_with".
+bit, and the same return, length and outcomes. The figures of the file (success, interval, means, splits, other_noise)
+must be those of the episodes; with episode=, those that the kept records give. Exit code 1: an episode or a figure
+differs. 2: the checkpoint has changed or is gone. Last line of stdout: {"eval", "episodes", "success_at_end",
+"differing", "outcomes_differing", "figures_differing", "made_with", "replayed_with", ...}; "differing" has an object
+per episode with the values that it had and has. Other machines, versions and instruction sets may round differently:
+see "made_with" and "replayed_with".
 """
 
 from __future__ import annotations
@@ -49,7 +51,9 @@ class ReplayConfig:
 def main(options: ReplayConfig) -> dict[str, Any]:
     """Make the episodes again; return the contract's result. UserError for bad input, Failed if an episode differs."""
     path = Path(options.eval)
-    result, run_dir = read_json(path), path.absolute().parents[1]
+    if not path.exists():
+        raise UserError(f"eval={path} does not exist")
+    result, run_dir = read_json(path), path.parent.parent if path.parent.name else path.absolute().parents[1]
     if "checkpoint_sha256" not in result:
         what = "is of an evaluation that kept no episodes" if result else "is not the result of an evaluation"
         raise UserError(f"eval={path} {what}: give a file that embodied.eval or the end of a training wrote into eval/")
@@ -58,8 +62,9 @@ def main(options: ReplayConfig) -> dict[str, Any]:
     config = read_acting(run_dir, options.device, result.get("sim"), None if preset == "run" else preset)
     from embodied.runtime.checkpoint import policy_hash
     from embodied.session.factories import delay_steps, evaluate_policy, load_checkpoint, load_policy
-    from embodied.session.kept_episodes import made_with, read_episodes
+    from embodied.session.kept_episodes import SOLVED, figures, made_with, read_episodes
     from embodied.session.results import filming
+    from embodied.session.results.page import flat
 
     if not (run_dir / "checkpoints" / result["checkpoint"]).is_dir():
         raise UserError(f"eval={path} is of checkpoint {result['checkpoint']}, which {run_dir} no longer has")
@@ -72,18 +77,25 @@ def main(options: ReplayConfig) -> dict[str, Any]:
     if chosen is not None and chosen >= len(before):
         raise wrong_value("episode", str(chosen), f"0 to {len(before) - 1}")
 
+    noises = [result["noise"]]
+    if chosen is None and "other_noise" in result:
+        noises.append(result["other_noise"]["noise"])
+    size = f"{len(noises) * len(before)} episodes" if chosen is None else f"episode {chosen}"
     with closing(Line()) as line:
-        [again] = evaluate_policy(
-            config, policy, len(before), result["seed"], [result["noise"]], options.num_threads, delay,
-            line.evaluating(f"{len(before)} episodes" if chosen is None else f"episode {chosen}", "replayed"), True,
+        again, *others = evaluate_policy(
+            config, policy, len(before), result["seed"], noises, options.num_threads, delay,
+            line.evaluating(size, "replayed"), True,
             lambda plans: plans if chosen is None else alone(plans, chosen, before[chosen]["env"]),
         )  # fmt: skip
-    was = before if chosen is None else [before[chosen]]
-    differing = [row for pair in zip(was, again["records"], strict=True) if (row := difference(*pair))]
+    was, now = before if chosen is None else [before[chosen]], again.pop("records")
+    differing = [row for pair in zip(was, now, strict=True) if (row := difference(*pair))]
+    again |= {"other_noise": others[0]} if others else {}
+    said, given = flat(result), flat(again if chosen is None else figures(before))
+    wrong = {key: {"was": said[key], "is": value} for key, value in given.items() if said.get(key, value) != value}
     report: dict[str, Any] = {
-        "eval": str(path), "episodes": len(was), "differing": differing,
+        "eval": str(path), "episodes": len(was), SOLVED: again.get(SOLVED), "differing": differing,
         "outcomes_differing": sum(any(key.endswith("_at_end") for key in row["was"]) for row in differing),
-        "made_with": result["made_with"], "replayed_with": made_with(),
+        "figures_differing": wrong, "made_with": result["made_with"], "replayed_with": made_with(),
     }  # fmt: skip
     if options.video:
         first, number = (0, min(filming.ENVS, len(before))) if chosen is None else (chosen, 1)
@@ -91,12 +103,22 @@ def main(options: ReplayConfig) -> dict[str, Any]:
         with filming.filming(config, number, delay) as filmed:
             filming.film_evaluation(*filmed, policy, video, result["seed"], result["noise"], first)
         report["video"] = str(video)
+    return verdict(report, path)
+
+
+def verdict(report: dict[str, Any], path: Path) -> dict[str, Any]:
+    """Say what differs, or that nothing does; return the report. Failed with exit code 1 if something differs."""
+    differing, wrong, number = report["differing"], report["figures_differing"], report["episodes"]
     for row in differing[:SHOWN]:
         print(f"episode {row['episode']}: was {row['was']}, is {row['is']}", file=sys.stderr)
-    if differing:
-        outcomes = f"{report['outcomes_differing']} in an outcome"
-        raise Failed(f"{len(differing)} of {len(was)} episodes differ, {outcomes}", report, 1)
-    print(f"{len(was)} episodes are the same, action by action", file=sys.stderr)
+    for key, values in wrong.items():
+        print(f"{key}: the file says {values['was']}, its episodes give {values['is']}", file=sys.stderr)
+    if differing or wrong:
+        what = f"{len(differing)} of {number} episodes differ, {report['outcomes_differing']} in an outcome"
+        raise Failed(f"{what}; {len(wrong)} figures of {path.name} are not those of its episodes", report, 1)
+    same, share = "1 episode is" if number == 1 else f"{number} episodes and the figures are", report["success_at_end"]
+    solved = "" if share is None else f"; {share * number:.0f} of {number} end with success"
+    print(f"{same} the same, action by action{solved}", file=sys.stderr)
     return report
 
 

@@ -5,18 +5,21 @@
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import torch
 
 from embodied.core.errors import UserError
-from embodied.report.metrics import write_atomically, write_json
+from embodied.core.statistics import wilson_interval
+from embodied.report.metrics import read_metrics, write_atomically, write_json
 from embodied.runtime.checkpoint import policy_hash
 
 SUFFIX = ".episodes.jsonl"
+SOLVED = "success_at_end"
 
 
 def write_evaluation(path: Path, found: Mapping[str, Any], folder: Path) -> dict[str, Any]:
@@ -38,12 +41,22 @@ def made_with() -> dict[str, str]:
 
 
 def read_episodes(path: Path, number: int) -> list[dict[str, Any]]:
-    """Read the records of a result's episodes. UserError if they are missing, malformed or not so many."""
+    """Read the records of a result's episodes. UserError if they are missing, cut off or not so many."""
     kept = path.with_suffix(SUFFIX)
-    try:
-        rows = [json.loads(line) for line in kept.read_text(encoding="utf-8").splitlines()]
-    except (OSError, ValueError) as error:
-        raise UserError(f"eval={path} has no episodes beside it, {kept.name}: {error}") from error
-    if len(rows) != number or not all(isinstance(row, dict) and {"env", "actions"} <= row.keys() for row in rows):
-        raise UserError(f"eval={path} is of {number} episodes, {kept.name} has not a record of each")
+    if not kept.is_file():
+        raise UserError(f"eval={path} has no episodes beside it: {kept.name} is missing")
+    rows = [row for row in read_metrics(kept) if isinstance(row, dict) and {"env", "actions", "return"} <= row.keys()]
+    if len(rows) != number:
+        found = f"{kept.name} has {len(rows)} whole records"
+        raise UserError(f"eval={path} is of {number} episodes, {found}: one was cut off or changed")
     return rows
+
+
+def figures(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return what records of episodes give of a result: rates at the end of episodes, and mean return and length."""
+    held = {key: sum(row[key] for row in rows) for key in rows[0] if key.endswith("_at_end")}
+    found: dict[str, Any] = {key: number / len(rows) for key, number in held.items()}
+    if SOLVED in held:
+        found[f"{SOLVED}_ci95"] = list(wilson_interval(held[SOLVED], len(rows)))
+    means = {"return_mean": "return", "episode_length_mean": "length"}
+    return found | {name: round(fmean(row[key] for row in rows), 4) for name, key in means.items()}

@@ -41,9 +41,39 @@ def test_an_evaluation_repeats_and_so_does_each_of_its_episodes(evaluated: Path)
     assert again.code == 0, again.stderr
     assert (again.result["episodes"], again.result["differing"]) == (6, [])
     assert again.result["made_with"] == again.result["replayed_with"]
+    solved = json.loads(evaluated.read_text())["success_at_end"]
+    assert (
+        f"6 episodes and the figures are the same, action by action; {6 * solved:.0f} of 6 end with success"
+        in again.stderr
+    )
     for episode in (0, 4):
         one = run_replay(f"eval={evaluated}", f"episode={episode}")
         assert (one.code, one.result["episodes"]) == (0, 1), one.stderr
+        assert "1 episode is the same" in one.stderr
+        assert one.result["success_at_end"] in (0.0, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("keys", "words"),
+    [
+        (["success_at_end"], []), (["success_at_end"], ["episode=1"]), (["return_mean"], ["episode=1"]),
+        (["success_at_end_ci95"], []), (["success_once"], []), (["episode_length_mean"], []),
+        (["other_noise", "success_at_end"], []),
+    ],
+)  # fmt: skip
+def test_a_figure_that_its_episodes_do_not_give_is_named(
+    trained: tuple[Path, Outcome], tmp_path: Path, keys: list[str], words: list[str]
+) -> None:
+    run_dir = shutil.copytree(trained[0], tmp_path / "run", symlinks=True)
+    (path,) = run_dir.glob("eval/final_*.json")
+    result = json.loads(path.read_text())
+    where = result["other_noise"] if len(keys) > 1 else result
+    real, where[keys[-1]] = where[keys[-1]], 0.1234
+    path.write_text(json.dumps(result))
+    again = run_replay(path, *words)
+    assert again.code == 1
+    assert again.result["figures_differing"] == {".".join(keys): {"was": 0.1234, "is": real}}
+    assert f"{'.'.join(keys)}: the file says 0.1234, its episodes give {real}" in again.stderr
 
 
 def test_the_final_evaluation_of_a_training_repeats(trained: tuple[Path, Outcome]) -> None:
@@ -53,8 +83,9 @@ def test_the_final_evaluation_of_a_training_repeats(trained: tuple[Path, Outcome
 
 
 def test_what_differs_is_named(evaluated: Path) -> None:
-    edit(evaluated, 2, success_at_end=True)
     edit(evaluated, 5, actions="0")
+    assert [run_replay(evaluated, f"episode={i}").code for i in (1, 5)] == [0, 1]
+    edit(evaluated, 2, success_at_end=True)
     again = run_replay(evaluated)
     assert (again.code, again.result["outcomes_differing"]) == (1, 1)
     outcome, actions = again.result["differing"]
@@ -64,7 +95,6 @@ def test_what_differs_is_named(evaluated: Path) -> None:
         {"success_at_end": False},
     )
     assert (actions["episode"], list(actions["was"])) == (5, ["actions"])
-    assert [run_replay(evaluated, f"episode={i}").code for i in (1, 5)] == [0, 1]
 
 
 def test_a_checkpoint_that_has_changed_is_refused(evaluated: Path) -> None:
@@ -83,12 +113,17 @@ def test_a_checkpoint_that_has_changed_is_refused(evaluated: Path) -> None:
 
 
 def test_a_file_without_episodes_is_refused(evaluated: Path, tmp_path: Path) -> None:
-    assert "is not the result of an evaluation" in run_replay(tmp_path / "nothing.json").stderr
+    assert "nothing.json does not exist" in run_replay(tmp_path / "nothing.json").stderr
+    (tmp_path / "other.json").write_text("[]")
+    assert "is not the result of an evaluation" in run_replay(tmp_path / "other.json").stderr
     assert "episode: got 6, allowed: 0 to 5" in run_replay(evaluated, "episode=6").stderr
     records = evaluated.with_suffix(".episodes.jsonl")
-    for text in ("{}\n" * 6, records.read_text().partition("\n")[0]):
+    whole = records.read_text()
+    for text, number in {"{}\n" * 6: 0, whole.partition("\n")[0]: 1, whole[:-30]: 5, whole + whole: 12}.items():
         records.write_text(text)
-        assert "is of 6 episodes, " in run_replay(evaluated).stderr
+        cut = run_replay(evaluated)
+        assert f"is of 6 episodes, {records.name} has {number} whole records: one was cut off or changed" in cut.stderr
+        assert (cut.code, cut.stderr.count("\n")) == (2, 1)
     records.unlink()
     refused = run_replay(evaluated)
     assert refused.code == 2
@@ -97,6 +132,8 @@ def test_a_file_without_episodes_is_refused(evaluated: Path, tmp_path: Path) -> 
 
 def test_one_episode_is_filmed(evaluated: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(filming, "SIZE", (64, 48))
-    filmed = run_replay(evaluated, "episode=4", "video=true")
+    monkeypatch.chdir(evaluated.parents[2])
+    filmed = run_replay(evaluated.relative_to(Path.cwd()), "episode=4", "video=true")
     assert filmed.code == 0, filmed.stderr
     assert Path(filmed.result["video"]).is_file()
+    assert filmed.result["video"].startswith("run/videos/")
