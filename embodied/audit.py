@@ -62,7 +62,7 @@ def certify(run_dir: Path, seconds: float = inf) -> dict[str, Any]:
     from embodied.trainers.audit import CHECKS, Audit, examine, on_this_machine
 
     console, began = Console(stderr=True, highlight=False, soft_wrap=True), time.monotonic()
-    config, found, checks = read_run(run_dir), checkpoint.load(checkpoint.newest(run_dir)), dict[str, Any]()
+    config, found, checks = read_run(run_dir), checkpoint.load_last(run_dir), dict[str, Any]()
     files = hashes(run_dir, found.path)  # a training that goes on may replace the checkpoint meanwhile
     with tempfile.TemporaryDirectory() as folder:
         audit = Audit(on_this_machine(config), run_dir, found, Path(folder), seconds)

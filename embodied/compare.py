@@ -15,7 +15,8 @@
 Exit code 0: shown that no candidate is worse by more than min_difference. 1: shown that one is. 3: undecided at the
 limit. Either error has a probability of at most 5%, no matter when the test stops; with several candidates, all of
 them together have. Last line of stdout: {"policies", "episodes", "success_at_end", "difference", "difference_ci95",
-"min_difference", "decision", "better", ...}, or with several candidates "comparisons", a list of such results.
+"min_difference", "decision", "better", "checkpoints", ...}, or with several candidates "comparisons", a list of such
+results. "better" is the better policy of the two, if that is shown; "checkpoints" has checkpoint and SHA-256 of each.
 """
 
 from __future__ import annotations
@@ -94,10 +95,12 @@ def main(options: CompareConfig) -> dict[str, Any]:
     rows = []
     for name, solved in zip(options.policies[1:], candidates, strict=True):
         found = comparison(reference[: len(solved)], solved, options.min_difference, alpha)
+        found["better"] = {"a": options.policies[0], "b": name}.get(found["better"])
         rows.append({"policies": [options.policies[0], name], **found})
         print(sentence(rows[-1]), file=sys.stderr)
     decision = max((row["decision"] for row in rows), key=list(CODES).index)
     result: dict[str, Any] = {"task": task, "seed": options.seed, "file": str(path)}
+    result["checkpoints"] = [{"policy": entrant.name, **entrant.origin} for entrant in entrants]
     if len(rows) == 1:
         result |= rows[0]
     else:
@@ -153,8 +156,10 @@ def play(
             batch = plans.rows(slice(len(solved[0]), len(solved[0]) + num_envs))
             for i in (0, *open_ids):
                 solved[i] = np.concatenate([solved[i], entrants[i].play(batch)])
+            pairs = zip(entrants, solved, strict=True)
             rates = ", ".join(
-                f"{entrant.name} {rows.mean():.1%}" for entrant, rows in zip(entrants, solved, strict=True)
+                f"{('baseline', 'candidate')[i > 0]} {one.name} {rows.mean():.1%}"
+                for i, (one, rows) in enumerate(pairs)
             )
             line.show(f"{len(solved[0])} of at most {len(plans)} episodes: {rates}")
             delta = options.min_difference
@@ -166,15 +171,17 @@ def sentence(row: Mapping[str, Any]) -> str:
     """Return the result of one candidate in words."""
     (a, b), (p, q), (low, high) = row["policies"], row["success_at_end"], row["difference_ci95"]
     points = f"difference {100 * row['difference']:+.1f} points, {100 * low:+.1f} to {100 * high:+.1f}"
-    lines = [f"{b} {q:.1%}, {a} {p:.1%} of the same {row['episodes']} episodes: {points}"]
+    lines = [f"baseline {a} {p:.1%}, candidate {b} {q:.1%} of the same {row['episodes']} episodes: {points}"]
     limit = f"worse by more than {100 * row['min_difference']:g} points"
     lines.append({NOT_WORSE: f"{b} is not {limit}", WORSE: f"{b} is {limit}"}.get(row["decision"], f"{b} is undecided"))
     if row["better"] is not None:
-        lines[-1] += f"; {b if row['better'] == 'b' else a} is better"
+        lines[-1] += f"; {row['better']} is better"
     if row["saved_episodes"] is not None:
         fixed = f"a fixed number of episodes with {POWER:.0%} power at these rates is {row['fixed_episodes']}"
-        saved = row["saved_episodes"]
-        lines.append(f"{fixed}; " + (f"stopping early saved {saved}" if saved >= 0 else f"this took {-saved} more"))
+        saved, why = row["saved_episodes"], "because it must be chosen with these rates known beforehand"
+        lines.append(
+            f"{fixed}; " + (f"stopping early saved {saved}" if saved >= 0 else f"this took {-saved} more, {why}")
+        )
     return "\n".join(lines)
 
 

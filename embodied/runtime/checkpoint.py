@@ -106,11 +106,17 @@ def load_latest(run_dir: Path, only: str | None = None) -> Checkpoint | None:
 
 
 def load_last(run_dir: Path, only: str | None = None) -> Checkpoint:
-    """Load as ``load_latest`` does. UserError if there is no checkpoint, too."""
-    newest(run_dir)
-    found = load_latest(run_dir, only)
-    assert found is not None
-    return found
+    """Load the newest checkpoint, or ``only`` one key of it. UserError if there is none, or it is damaged."""
+    last = newest(run_dir)
+    try:
+        return load(last, only)
+    except CorruptCheckpoint as error:
+        for older in filter(_has_its_sizes, newest_first(last.parent)[1:]):
+            how = f"eval and export take it with checkpoint={older.name}, compare with policies=[{older},...]"
+            raise UserError(
+                f"{error}. {older.name} is older and whole: {how}; for other commands, remove {last}"
+            ) from error
+        raise
 
 
 def load(folder: Path, only: str | None = None) -> Checkpoint:

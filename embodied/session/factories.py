@@ -197,16 +197,13 @@ def make_algorithm(config: RunConfig, policy: Policy) -> Any:
 
 
 def load_checkpoint(run_dir: Path, name: str) -> checkpoint.Checkpoint:
-    """Load the policy's part of a checkpoint: ``last`` (the newest that is whole) or ``step_<env_steps>``."""
+    """Load the policy's part of a checkpoint: ``last`` or ``step_<env_steps>``. UserError if it is damaged."""
     if name == "last":
         return checkpoint.load_last(run_dir, only="policy")
     folders = {path.name: path for path in checkpoint.newest_first(run_dir / "checkpoints")}
     if name not in folders:
         raise unknown_name("checkpoint", name, ["last", *folders])
-    try:
-        return checkpoint.load(folders[name], only="policy")
-    except checkpoint.CorruptCheckpoint as error:
-        raise UserError(f"{error}; checkpoint=last takes the newest that is whole") from error
+    return checkpoint.load(folders[name], only="policy")
 
 
 def load_policy(config: RunConfig, found: checkpoint.Checkpoint) -> Policy:

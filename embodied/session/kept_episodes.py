@@ -27,11 +27,16 @@ def write_evaluation(path: Path, found: Mapping[str, Any], folder: Path) -> dict
     result, rows = dict(found), found.get("records")
     if rows is not None:
         del result["records"]
-        result |= {"checkpoint": folder.name, "checkpoint_sha256": policy_hash(folder), "made_with": made_with()}
+        result |= {**identity(folder), "made_with": made_with()}
         path.parent.mkdir(exist_ok=True)
         write_atomically(path.with_suffix(SUFFIX), "".join(f"{json.dumps(row)}\n" for row in rows))
     write_json(path, result)
     return result
+
+
+def identity(folder: Path) -> dict[str, str]:
+    """Return how results name a checkpoint: its folder's name and the SHA-256 of its policy."""
+    return {"checkpoint": folder.name, "checkpoint_sha256": policy_hash(folder)}
 
 
 def made_with() -> dict[str, str]:

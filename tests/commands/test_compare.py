@@ -15,6 +15,7 @@ import pytest
 from websockets.sync.server import ServerConnection, serve
 
 from embodied import compare, export
+from embodied.deployment.bundle.format import sha256
 from embodied.deployment.bundle.runner import PolicyRunner
 from embodied.deployment.serving.protocol import decode, encode
 from embodied.runtime import checkpoint
@@ -34,6 +35,7 @@ def test_a_run_is_not_worse_than_itself(trained: tuple[Path, Outcome], tmp_path:
     result = compared.result
     assert (result["decision"], result["difference"], result["better"]) == ("not worse", 0.0, None)
     assert result["policies"] == [str(run_dir), str(last)]
+    assert [entry["checkpoint"] for entry in result["checkpoints"]] == [last.name] * 2
     assert result == json.loads((tmp_path / "result.json").read_text())
     evaluated = run_eval(f"run={run_dir}", f"episodes={result['episodes']}", "num_threads=1").result
     assert result["success_at_end"] == [evaluated["success_at_end"]] * 2
@@ -52,7 +54,9 @@ def test_a_policy_that_is_worse_fails_the_gate(tmp_path: Path) -> None:
         checkpoint.save(path, found.env_steps, found.state)
     words = "min_difference=0.1", "limit=80"
     compared = run_compare(tmp_path, f"policies=[{paths[0]},{paths[1]}]", *words)
-    assert (compared.code, compared.result["decision"], compared.result["better"]) == (1, "worse", "a")
+    assert (compared.code, compared.result["decision"], compared.result["better"]) == (1, "worse", str(paths[0]))
+    shown = [line for line in compared.stderr.splitlines() if "episodes: " in line]
+    assert all(line.index(f"baseline {paths[0]}") < line.index(f"candidate {paths[1]}") for line in shown)
     assert compared.stderr.endswith(f"\nthe gate does not pass: {paths[1]} is worse\n")
     (tmp_path / "result.json").unlink()
     reverse = run_compare(tmp_path, f"policies=[{paths[1]},{paths[0]}]", *words)
@@ -117,6 +121,18 @@ def test_a_bundle_and_a_server_play_as_their_run_does(
         assert server.result()["requests"] == 4 * 40
     assert compared.code == 3, compared.stderr
     assert [row["difference"] for row in compared.result["comparisons"]] == [0.0, 0.0]
+    of_bundle, of_run, of_server = compared.result["checkpoints"]
+    assert of_bundle["policy_sha256"] == of_server["policy_sha256"] == sha256(bundle / "policy.onnx")
+    assert of_bundle["checkpoint"] == of_run["checkpoint"]
+
+
+def test_more_episodes_than_a_fixed_number_are_explained() -> None:
+    row = {"policies": ["x", "y"], "success_at_end": [0.5, 0.6], "difference": 0.1, "difference_ci95": [0.0, 0.2]}
+    row |= {"episodes": 80, "min_difference": 0.05, "decision": "not worse", "better": "y"}
+    lines = compare.sentence(row | {"fixed_episodes": 60, "saved_episodes": -20}).splitlines()
+    assert lines[0].startswith("baseline x 50.0%, candidate y 60.0% of the same 80 episodes")
+    assert lines[1].endswith("; y is better")
+    assert lines[2].endswith("this took 20 more: a fixed number has to know these rates beforehand, this test does not")
 
 
 @contextmanager

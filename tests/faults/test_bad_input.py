@@ -16,11 +16,14 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
+from embodied import audit, compare, export, replay, train
+from embodied import eval as eval_command
 from embodied.core.errors import UserError
 from embodied.report.metrics import read_metrics
+from embodied.runtime import checkpoint
 from embodied.session.config import read_run
 from embodied.session.factories import load_checkpoint, load_policy
-from tests.commands.helpers import SMALL, checkpoint_of, run_eval, run_train
+from tests.commands.helpers import SMALL, checkpoint_of, run, run_eval, run_train
 
 
 @pytest.mark.parametrize(
@@ -220,6 +223,32 @@ def test_corrupt_checkpoint_falls_back_to_the_one_before(
     assert outcome.result["env_steps"] == 384
     steps = [row["env_steps"] for row in read_metrics(run_dir / "metrics.jsonl")]
     assert steps == [64, 128, 192, 256, 320, 384]
+
+
+def test_a_damaged_last_checkpoint_is_replaced_by_no_other_unasked(many_checkpoints: Path, tmp_path: Path) -> None:
+    """Only a training that goes on takes the one before; what is reported is of the checkpoint that was asked for."""
+    run_dir, out = shutil.copytree(many_checkpoints, tmp_path / "run", symlinks=True), tmp_path / "out"
+    assert run_eval(f"run={run_dir}", "episodes=2").code == 0
+    (evaluation,) = run_dir.glob("eval/step_320*.json")
+    damage(checkpoint_of(run_dir, 320))
+    older = checkpoint_of(run_dir, 256)
+    for main, words in {
+        eval_command.main: [f"run={run_dir}"],
+        export.main: [f"run={run_dir}", f"out={out}"],
+        compare.main: [f"policies=[{run_dir},{older}]", f"out={out}"],
+        audit.main: [f"run={run_dir}"],
+        replay.main: [f"eval={evaluation}"],
+        train.main: [*SMALL, f"init={run_dir}", f"out={out}"],
+    }.items():
+        outcome = run(main, words)
+        assert (outcome.code, outcome.stdout, outcome.stderr.count("\n"), out.exists()) == (2, "", 1, False), outcome
+        assert "step_320 is corrupt: policy.pt is not what was written" in outcome.stderr
+        if main is not replay.main:
+            assert "step_256 is older and whole: eval and export take it with checkpoint=step_256" in outcome.stderr
+    assert run_eval(f"run={run_dir}", "checkpoint=step_256", "episodes=2").code == 0
+    compared = run(compare.main, [f"policies=[{older},{older}]", "limit=2", f"out={out}"])
+    entry = {"checkpoint": "step_256", "checkpoint_sha256": checkpoint.policy_hash(older)}
+    assert compared.result["checkpoints"] == [{"policy": str(older), **entry}] * 2
 
 
 def test_no_checkpoint_is_whole(many_checkpoints: Path, tmp_path: Path) -> None:

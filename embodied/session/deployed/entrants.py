@@ -5,7 +5,7 @@ run or checkpoint directory, bundle, ws://server ──► read_entrant ──�
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +28,7 @@ from embodied.session.config import RunConfig, compose_run, read_acting, resolve
 from embodied.session.deployed.planned import PlannedPolicy, ServerPolicy, read_server_mapping
 from embodied.session.factories import acting_device, load_checkpoint, load_policy, make_env, make_spec, with_delays
 from embodied.session.files import CONFIG_FILE
+from embodied.session.kept_episodes import identity
 from embodied.session.torch_runner import TorchRunner
 
 TIMEOUT_S = 60.0  # of a server's reply
@@ -44,6 +45,8 @@ class Entrant:
     spec: EnvSpec
     """Spec that it was trained for. It observes the cameras of the spec."""
     noise: EvalNoise
+    origin: Mapping[str, str]
+    """Its checkpoint with the SHA-256 of that, or the SHA-256 of a bundle's policy; empty for a server of others."""
     max_delay: int = 0
     """Largest delay of inference that it knows of, control steps."""
     env: VecEnv | None = None
@@ -78,8 +81,11 @@ def read_entrant(
         allowed = "the directory of a run, of a checkpoint or of a bundle, or ws://host:port"
         raise UserError(f"policies: '{name}' is no policy; allowed: {allowed}")
     config = read_acting(run_dir, device)
-    policy = load_policy(config, load_checkpoint(run_dir, checkpoint))
-    return Entrant(name, config, policy, make_spec(config), noise or config.runtime.eval_noise, config.max_delay)
+    found = load_checkpoint(run_dir, checkpoint)
+    policy, origin = load_policy(config, found), identity(found.path)
+    return Entrant(
+        name, config, policy, make_spec(config), noise or config.runtime.eval_noise, origin, config.max_delay
+    )
 
 
 def _read_planned(
@@ -99,11 +105,12 @@ def _read_planned(
             content = read_server_mapping(Path(mapping))
             spec = make_spec(base, content.cameras)
             connection = opened.enter_context(PolicyConnection(name, read_api_key(None), TIMEOUT_S))
-            return Entrant(name, base, ServerPolicy(connection, content, spec), spec, "zero")
+            return Entrant(name, base, ServerPolicy(connection, content, spec), spec, "zero", {})
         planner = opened.enter_context(RemotePlanner(name, read_api_key(None), TIMEOUT_S))
     bundle = planner.bundle
     config = resolve(to_mapping(compose_run({"task": bundle.origin.task, "device": device})) | simulation)
-    return Entrant(name, config, PlannedPolicy(planner), bundle.env_spec, noise or bundle.noise, bundle.max_delay)
+    policy, origin = PlannedPolicy(planner), {"checkpoint": bundle.origin.checkpoint, "policy_sha256": bundle.digest}
+    return Entrant(name, config, policy, bundle.env_spec, noise or bundle.noise, origin, bundle.max_delay)
 
 
 def check_alike(entrants: Sequence[Entrant], config: RunConfig, where: str) -> None:
