@@ -2,7 +2,7 @@
 
 Shows again, on the last checkpoint and this machine, what the training claims (docs/commands.md, The certificate of a
 run). The result is also written as certificate.json into the run directory, with the hashes of configuration and
-checkpoint. If they have changed since an earlier certificate of this checkpoint, nothing else is examined.
+checkpoint. If they have changed since an earlier certificate, or its checkpoint is gone, nothing else is examined.
 
 Last line of stdout: {"run", "passed", "open", "checks": {<check>: {"passed", "value", "tolerance", "reason"}}, ...}; a
 check that there was no time for is open, its "passed" is null. Exit code 1 if a check fails or a file has changed.
@@ -19,11 +19,12 @@ from rich.console import Console
 from rich.text import Text
 
 from embodied.core.options import config_dataclass
-from embodied.deployment.bundle.format import sha256
 from embodied.report.metrics import write_json
+from embodied.runtime import checkpoint
 from embodied.session.command import Failed, command
 from embodied.session.config import read_run
-from embodied.session.files import CERTIFICATE_FILE, CONFIG_FILE, check_run_dir, read_json
+from embodied.session.files import CERTIFICATE_FILE, check_run_dir
+from embodied.session.results.certificate import hashes, read_certificate
 
 
 @config_dataclass
@@ -38,14 +39,14 @@ def main(options: AuditConfig) -> dict[str, Any]:
     """Examine a run; return its certificate. UserError for bad input, Failed with exit code 1 if a check fails."""
     run_dir = Path(options.run)
     check_run_dir(run_dir)
-    from embodied.runtime import checkpoint  # imports torch
-
-    before, last = read_json(run_dir / CERTIFICATE_FILE), checkpoint.newest(run_dir)
-    changed = sorted({name for name, _ in hashes(run_dir, last).items() ^ before.get("files", {}).items()})
-    if changed and before.get("checkpoint") == last.name:
-        why = f"changed since {run_dir / CERTIFICATE_FILE} was written; remove it to examine them anew"
-        result = {"run": str(run_dir), "passed": False, "open": [], "checks": {}, "changed": changed}
-        raise Failed(f"{', '.join(changed)} {why}", result, code=1)
+    checkpoint.newest(run_dir)
+    before = read_certificate(run_dir)
+    if before.doubt and not before.superseded:
+        why = f"{before.doubt}; remove {run_dir / CERTIFICATE_FILE} to examine the last checkpoint anew"
+        result = {"run": str(run_dir), "passed": False, "open": [], "checks": {}, "changed": before.changed}
+        raise Failed(why, result, code=1)
+    if before.doubt:
+        print(f"{before.doubt}, which is examined now", file=sys.stderr)
     certificate = certify(run_dir)
     if not certificate["passed"]:
         raise Failed(f"{run_dir} does not hold what it claims", certificate, code=1)
@@ -57,8 +58,7 @@ def certify(run_dir: Path, seconds: float = inf) -> dict[str, Any]:
 
     seconds: time for all checks. UserError if the run has no checkpoint, or one that cannot be read.
     """
-    from embodied.runtime import checkpoint  # these import torch
-    from embodied.session.results.machine import commit, machine
+    from embodied.session.results.machine import commit, machine  # these import torch
     from embodied.trainers.audit import CHECKS, Audit, examine, on_this_machine
 
     console, began = Console(stderr=True, highlight=False, soft_wrap=True), time.monotonic()
@@ -81,11 +81,6 @@ def certify(run_dir: Path, seconds: float = inf) -> dict[str, Any]:
     }  # fmt: skip
     write_json(run_dir / CERTIFICATE_FILE, certificate)
     return certificate
-
-
-def hashes(run_dir: Path, folder: Path) -> dict[str, str]:
-    """Return the SHA-256 of what a certificate is about: the configuration and the files of a checkpoint."""
-    return {str(file.relative_to(run_dir)): sha256(file) for file in (run_dir / CONFIG_FILE, *sorted(folder.iterdir()))}
 
 
 if __name__ == "__main__":

@@ -57,6 +57,8 @@ class Session:
         self.saved_at_s = running_s()
         self.stop: dict[str, Any] | None = None
         """``stop`` of the result: what ended training, if that was ``stop_at_success``."""
+        self.reached: list[str] = []
+        """Limits that a resumed run had reached before, so that nothing is trained."""
 
     @classmethod
     def new(cls, config: RunConfig, start_s: float) -> Session:
@@ -83,13 +85,15 @@ class Session:
         """
         if self.found is not None:
             load_state(trainer, self.found)
+            self.reached = self._reached(trainer)
         resumed = self.lock is not None
         try:
             self.run_dir.mkdir(parents=True, exist_ok=resumed)
         except OSError as error:
             raise UserError(f"cannot make the run directory {self.run_dir}: {error.strerror or error}") from error
         lock = self.lock or lock_run(self.run_dir)
-        write_atomically(self.run_dir / CONFIG_FILE, to_yaml(self.config))
+        if not self.reached:
+            write_atomically(self.run_dir / CONFIG_FILE, to_yaml(self.config))
         if not (self.run_dir / PRETRAINED).exists():
             trainer.policy.save_architecture(self.run_dir / PRETRAINED)
         with ExitStack() as stack:
@@ -102,9 +106,12 @@ class Session:
             progress.message(trainer.announcement())
             if self.found is not None:
                 progress.message(f"going on from {self.found.path}")
+            if self.reached:
+                keys = " and ".join(limit.partition("=")[0] for limit in self.reached)
+                progress.message(f"nothing to train: {' and '.join(self.reached)} is reached; to go on, raise {keys}")
             try:
                 with stop_on_signals() as stop:
-                    trained_s = self._train(stop, trainer, writer, progress)
+                    trained_s = self.wall_s if self.reached else self._train(stop, trainer, writer, progress)
             except Exception:  # raised again
                 if self.saved_steps is not None:
                     progress.message(f"failed; to go on from the last checkpoint: resume={self.run_dir}")
@@ -119,11 +126,18 @@ class Session:
             trainer.policy.save_pretrained(self.run_dir / PRETRAINED)
             if self.config.eval_episodes:
                 size = trainer.evaluation_size()
-                progress.message(f"trained for {duration(trained_s)}; evaluating {size}")
+                trained = "" if self.reached else f"trained for {duration(trained_s)}; "
+                progress.message(f"{trained}evaluating {size}")
                 found = trainer.evaluate(progress.evaluating(size))
                 path = self.run_dir / "eval" / f"final_{trainer.steps}.json"
                 result["eval"] = write_evaluation(path, found, self.run_dir / "checkpoints" / f"step_{trainer.steps}")
             return result
+
+    def _reached(self, trainer: Trainer) -> list[str]:
+        """Return the limits that training has reached."""
+        minutes = self.config.max_minutes
+        limits = [f"{trainer.limit}={trainer.total_steps}"] if trainer.steps >= trainer.total_steps else []
+        return limits + ([f"max_minutes={minutes:g}"] if minutes is not None and self.wall_s >= 60 * minutes else [])
 
     def _train(self, stop: threading.Event, trainer: Trainer, writer: MetricsWriter, progress: Progress) -> float:
         """Train and save; return ``wall_s`` of the end. A lost learner continues from the last checkpoint, if any."""

@@ -40,6 +40,8 @@ class Trainer(AbstractContextManager["Trainer"], ABC):
     """Whether it learns from demonstrations (data=); otherwise it refuses them."""
     evaluates: ClassVar[bool] = False
     """Whether it evaluates the policy during training, which stop_at_success needs."""
+    limit: ClassVar[str] = "total_steps"
+    """Key of the option that has the value of ``total_steps``."""
     has_success: bool = True
 
     @abstractmethod

@@ -35,6 +35,7 @@ class SupervisedTrainer(Trainer):
     the one with the lowest validation loss.
     """
 
+    limit = "algo.updates"
     loss_name: ClassVar[str]
     algorithm: Supervised
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -55,6 +56,72 @@ def test_a_run_holds_until_a_weight_changes_by_a_thousandth(trained: Path) -> No
     assert outcome.result["changed"] == [f"{folder}/manifest.json", f"{folder}/policy.pt"]
     assert "policy.pt changed since" in outcome.stderr
     (trained / "certificate.json").unlink()
+
+
+@pytest.fixture
+def certified(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of the run with three checkpoints and a certificate, of no checks."""
+    monkeypatch.setattr(checks, "CHECKS", ())
+    run_dir = shutil.copytree(trained, tmp_path / "run", symlinks=True)
+    last = checkpoint.load_last(run_dir)
+    for steps in (64, 128):
+        checkpoint.save(run_dir, steps, last.state)
+    assert run_audit(str(run_dir)).code == 0
+    return run_dir
+
+
+def test_the_message_names_the_file_to_remove(certified: Path) -> None:
+    with (certified / "config.yaml").open("a") as file:
+        file.write("# changed\n")
+    outcome = run_audit(str(certified))
+    path = certified / "certificate.json"
+    assert (outcome.code, outcome.result["changed"]) == (1, ["config.yaml"])
+    assert f"config.yaml changed since {path} was written; remove {path} to examine" in outcome.stderr
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"checks": 3}', None])
+def test_a_certificate_that_is_of_no_checkpoint_is_not_replaced_without_a_word(
+    certified: Path, text: str | None
+) -> None:
+    path = certified / "certificate.json"
+    if text is None:
+        shutil.rmtree(certified / "checkpoints" / "step_320")
+    else:
+        path.write_text(text)
+    before, outcome = path.read_bytes(), run_audit(str(certified))
+    reason = "cannot be read" if text else "is of step_320, the last checkpoint is step_128"
+    assert (outcome.code, path.read_bytes()) == (1, before)
+    assert f"{path} {reason}; remove {path} to examine" in outcome.stderr
+    path.unlink()
+    assert run_audit(str(certified)).code == 0
+
+
+def test_a_run_that_was_trained_further_is_examined_and_says_so(certified: Path) -> None:
+    assert run_train(f"resume={certified}", "total_steps=384").code == 0
+    outcome = run_audit(str(certified))
+    assert (outcome.code, outcome.result["checkpoint"]) == (0, "step_384"), outcome.stderr
+    assert "is of step_320, the last checkpoint is step_384, which is examined now" in outcome.stderr
+
+
+def test_resuming_at_a_limit_trains_nothing_says_why_and_leaves_the_certificate(
+    certified: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(train, "CERTIFIED_FROM_S", 0.0)
+    before = [(certified / name).read_bytes() for name in ("certificate.json", "config.yaml")]
+    outcome = run_train(f"resume={certified}", "total_steps=256", "max_minutes=0.0001", "algo.epochs=2")
+    assert (outcome.code, outcome.result["env_steps"]) == (0, 320)
+    reached = "total_steps=256 and max_minutes=0.0001 is reached; to go on, raise total_steps and max_minutes"
+    assert f"nothing to train: {reached}" in outcome.stderr
+    assert "trained for" not in outcome.stderr
+    assert [(certified / name).read_bytes() for name in ("certificate.json", "config.yaml")] == before
+    assert run_audit(str(certified)).code == 0
+
+
+def test_limits_of_a_resumed_run_that_got_nowhere_are_no_change(certified: Path) -> None:
+    text = (certified / "config.yaml").read_text()
+    (certified / "config.yaml").write_text(text.replace("total_steps: 320", "total_steps: 640"))
+    assert text != (certified / "config.yaml").read_text()
+    assert run_audit(str(certified)).code == 0
 
 
 def shifted(act: Callable[..., Any]) -> Callable[..., Any]:

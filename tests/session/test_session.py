@@ -39,7 +39,7 @@ def rates(solved: int) -> dict[str, Any]:
 
 
 class Counting(Trainer):
-    """The shortest trainer: an iteration counts one step, and some of them do what a test asks for."""
+    """The shortest trainer: an iteration counts ten steps, and some of them do what a test asks for."""
 
     evaluates = True
 
@@ -63,11 +63,15 @@ class Counting(Trainer):
     def steps(self) -> int:
         return 10 * self.count
 
+    @property
+    def total_steps(self) -> int:
+        return 10 * self.config.total_steps
+
     def announcement(self) -> str:
         return "counting"
 
     def iterations(self, stop: threading.Event, deadline_s: float) -> Iterator[Report]:
-        while self.count < self.total_steps and not stop.is_set() and running_s() < deadline_s:
+        while self.steps < self.total_steps and not stop.is_set() and running_s() < deadline_s:
             self.count += 1
             if self.count == self.fails:
                 raise FloatingPointError("loss nan")
