@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from tests.runtime.builders import NUM_ENVS
 
@@ -50,10 +51,14 @@ def test_what_the_policy_reads_and_writes_never_leaves_the_device(
     assert there == here, "the episodes of an evaluation do not depend on the device"
 
 
+gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device and a build of torch for it")
+
+
 @pytest.mark.slow(reason="every operation on the device goes through Python")
-def test_every_policy_and_algorithm_computes_there_what_it_computes_on_the_cpu(root: Path) -> None:
+@pytest.mark.parametrize("device", [[], pytest.param(["cuda:0"], marks=gpu)])
+def test_every_policy_and_algorithm_computes_there_what_it_computes_on_the_cpu(root: Path, device: list[str]) -> None:
     """It acts, plans, evaluates and learns, with states on the CPU and fragments from there."""
-    command = [sys.executable, "-W", "ignore", "-m", "tests.runtime.on_device"]
+    command = [sys.executable, "-W", "ignore", "-m", "tests.runtime.on_device", *device]
     done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     found = json.loads(done.stdout.splitlines()[-1])
