@@ -38,6 +38,10 @@ class Run:
     results: Mapping[str, Mapping[str, Any]]
     """Other evaluations by name; ``final`` is that at the end of training."""
     certificate: Mapping[str, Any]
+    doubt: str | None
+    """Why the certificate says nothing of the last checkpoint; None if it does, or there is none."""
+    faults: Sequence[str]
+    """What is wrong with the other files."""
 
     @property
     def last(self) -> Mapping[str, Any]:
@@ -58,13 +62,18 @@ class Group:
     def scale(self) -> float:
         return 100.0 if self.metric == SUCCESS else 1.0
 
+    @property
+    def final(self) -> bool:
+        """Whether all runs have the evaluation at the end of training."""
+        return all("final" in run.results for run in self.runs)
+
     def result(self) -> tuple[float, Sequence[float] | None, str] | None:
         """Return the last value, its 95% interval where known, and a note on it; None without an evaluation."""
         found = [run.last for run in self.runs if self.metric in run.last]
         if not found:
             return None
         values, episodes = [e[self.metric] for e in found], sum(e["episodes"] for e in found)
-        fresh = "fresh episodes" if all("final" in run.results for run in self.runs) else "episodes during training"
+        fresh = "fresh episodes" if self.final else "episodes during training"
         if len({*values}) > 1:
             return (
                 fmean(values),
@@ -106,7 +115,7 @@ class Group:
             bounds = bounds.clip(-most if most == np.inf else 0, most)
             found.append(self.series(x, np.mean(of, 0).tolist(), low=bounds[:, 0].tolist(), high=bounds[:, 1].tolist()))
         result = self.result()
-        if result and all("final" in run.results for run in self.runs):
+        if result and self.final and all(run.rows for run in self.runs):
             low, high = result[1] or (result[0], result[0])
             found.append(self.series([fmean(run.status[axis] for run in self.runs)], [self.scale * result[0]], "final",
                                      low=[self.scale * low], high=[self.scale * high], whiskers=True))  # fmt: skip

@@ -58,7 +58,7 @@ def page(runs: Sequence[Run], films: Sequence[Film] = ()) -> str:
         section("Results", table(RESULTS, [row for run in runs for row in results(run)]), FINAL),
         section("Who waits for whom", table(("run", "part", "time", ""), [row for run in runs for row in waits(run)])),
         section("Certificate", table(CHECKS, [row for run in runs for row in checks(run)])),
-        section("Go on", "".join(commands(run, run is runs[0]) for run in runs)),
+        section("Go on", "".join(commands(run, group, run is runs[0]) for group in groups for run in group.runs)),
         section("Configuration", configuration(groups), "what differs from the defaults"),
     ]  # fmt: skip
     files = [UPLOT / name for name in ("uPlot.iife.min.js", "uPlot.min.css", "LICENSE")]
@@ -76,9 +76,10 @@ def unit_of(run: Run) -> str:
 
 def heading(run: Run) -> str:
     found, device = run.status, run.config.get("runtime.device")
-    parts = [found["run"], f"seed {run.config.get('seed')}", found["state"], f"{count(found['steps'])} {unit_of(run)}",
-             duration(found["wall_s"]), f"runtime {found['runtime']} on {device}"]  # fmt: skip
-    trouble = [found[key] for key in ("error", "warning") if found[key]]
+    parts = [found["run"], f"seed {run.config.get('seed')}", found["state"]]
+    parts += [f"{count(found['steps'])} {unit_of(run)}", duration(found["wall_s"])] if run.rows else []
+    parts.append(f"runtime {found['runtime']} on {device}")
+    trouble = [text for text in (found["error"], found["warning"], *run.faults, run.doubt) if text]
     trouble += ["a check of the certificate fails"] if run.certificate.get("passed") is False else []
     lines = [f'<p class="bad">{escape(line)}</p>' for line in trouble]
     return f'<p class="quiet">{escape(" · ".join(parts))}</p>{"".join(lines)}'
@@ -127,12 +128,12 @@ def answers(group: Group) -> dict[str, tuple[str, str, str]]:
     def written(value: float) -> str:
         return f"{value:.1%}" if group.metric == SUCCESS else f"{value:.4g}"
 
-    value, interval, kind = group.result() or (None, None, "no evaluation has ended yet")
+    value, interval, kind = group.result() or (None, None, "there is no evaluation yet")
     word, name = verdict(group), METRICS[group.metric]
     first = [e for run in group.runs for e in run.evaluations[:1] if group.metric in e]
-    since = (
-        f"; {written(fmean(e[group.metric] for e in first))} after {count(first[0]['steps'])} steps" if first else ""
-    )
+    since = "" if group.final else "; of the last evaluation during training, not of a final one"
+    if first:
+        since = f"; {written(fmean(e[group.metric] for e in first))} after {count(first[0]['steps'])} steps{since}"
     if value is None:
         learned = ("", "Not known", kind)
     elif group.metric != SUCCESS:
@@ -143,8 +144,11 @@ def answers(group: Group) -> dict[str, tuple[str, str, str]]:
     steps, wall_s = (fmean(run.status[key] for run in group.runs) for key in ("steps", "wall_s"))
     unit = unit_of(group.runs[0])
     whole = f"{duration(wall_s)} and {count(steps)} {unit} in all, {count(steps / max(wall_s, 1e-9))} {unit}/s"
-    fast, reached = ("", duration(wall_s), whole), group.reached(0.9)
-    if reached is not None:
+    slow = "no evaluation during training showed 90% success; " if group.metric == SUCCESS else ""
+    fast, reached = ("", f"{duration(wall_s)} in all", f"{slow}{whole}"), group.reached(0.9)
+    if not all(run.rows for run in group.runs):
+        fast = ("", "Not known", "there are no metrics")
+    elif reached is not None:
         fast = ("", f"{duration(reached[1])} to 90%", f"success, after {count(reached[0])} steps; {whole}")
     run = next((run for run in group.runs if run.status["state"] != "finished"), group.runs[0])
     if run.status["state"] in ("starting", "training", "evaluating"):
@@ -156,7 +160,7 @@ def answers(group: Group) -> dict[str, tuple[str, str, str]]:
         why = "more steps may help" if run.status["state"] == "finished" else "training was cut short"
     else:
         choice, why = ("More seeds", "do others end alike?") if len(group.runs) == 1 else ("Export", "for a robot")
-    command = escape(next_commands(run)[choice])
+    command = escape(next_commands(run, group)[choice])
     return {
         "Did it learn?": learned,
         "How sure?": ("", " to ".join(map(written, interval)) if interval else "Not known", kind),
@@ -200,9 +204,16 @@ def waits(run: Run) -> Iterator[list[Any]]:
 
 
 def checks(run: Run) -> Iterator[list[Any]]:
-    """Yield rows of the checks of a certificate; one that there was no time for has neither passed nor failed."""
+    """Yield rows of the checks of a certificate; one that there was no time for has neither passed nor failed.
+
+    If the certificate is not of the last checkpoint, the first row says so, and no check holds.
+    """
+    if run.doubt:
+        none = Html('<b class="bad">no</b>')
+        yield [run.status["run"], run.certificate.get("checkpoint"), "is of the last checkpoint", none, run.doubt]
     for name, check in run.certificate.get("checks", {}).items():
         word, kind = {True: ("yes", "good"), False: ("no", "bad"), None: ("open", "quiet")}[check["passed"]]
+        word, kind = ("outdated", "quiet") if run.doubt else (word, kind)
         holds, value = Html(f'<b class="{kind}">{word}</b>'), check.get("value")
         reason = f"{'' if value is None else f'{value:.3g} '}{check['reason']}"
         yield [run.status["run"], run.certificate.get("checkpoint"), name.replace("_", " "), holds, reason]
@@ -238,17 +249,17 @@ def word(key: str, value: Any) -> str:
     return shlex.quote(f"{key}={text}")
 
 
-def next_commands(run: Run) -> dict[str, str]:
-    """Return commands to go on with by what they do."""
-    path, config, seed = run.status["run"], run.config, run.config.get("seed", 0)
+def next_commands(run: Run, group: Group) -> dict[str, str]:
+    """Return commands to go on with by what they do. A run that was cut short goes on to its limits, others beyond."""
+    path, config, seed = run.status["run"], run.config, max(run.config.get("seed", 0) for run in group.runs)
     longest = "total_steps" if unit_of(run) == "steps" else "algo.updates"
     longer = {longest: 2 * (run.status["total_steps"] or run.status["steps"])}
-    limits = {key: None for key in ("max_minutes", "stop_at_success") if config.get(key) is not None}
+    longer |= {key: None for key in ("max_minutes", "stop_at_success") if config.get(key) is not None}
     chosen = {key: value for key, value in config.items() if key in run.defaults and key not in SETTLED}
     again = {key.removesuffix(".name"): value for key, value in ({"task": config.get("task.name")} | chosen).items()}
     commands = {
         "Evaluate": ("eval", {"run": path, "episodes": 1000}),
-        "Go on": ("train", {"resume": path, **longer, **limits}),
+        "Go on": ("train", {"resume": path, **(longer if run.status["state"] == "finished" else {})}),
         "More seeds": ("train", again),
         "Add videos to this page": ("report", {"run": path}),
         "Film other episodes": ("eval", {"run": path, "seed": seed + 1, "video": True}),
@@ -266,8 +277,9 @@ def next_commands(run: Run) -> dict[str, str]:
     return found | {"More seeds": f"{found['More seeds']} seed={seed + 1},{seed + 2}"}
 
 
-def commands(run: Run, shown: bool) -> str:
-    found = "".join(f"<p>{name}</p><pre>{escape(command)}</pre>" for name, command in next_commands(run).items())
+def commands(run: Run, group: Group, shown: bool) -> str:
+    named = next_commands(run, group).items()
+    found = "".join(f"<p>{name}</p><pre>{escape(command)}</pre>" for name, command in named)
     return f"<details {'open' if shown else ''}><summary>{escape(run.status['run'])}</summary>{found}</details>"
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
 
 from embodied.core.config import parse_overrides
@@ -21,7 +22,9 @@ from embodied.core.statistics import t_interval
 from embodied.report.__main__ import main
 from embodied.report.curves import group_runs
 from embodied.report.page import Film, next_commands, page, word
+from embodied.runtime import checkpoint
 from embodied.session.config import compose_run, read_run, to_mapping, to_yaml
+from embodied.session.results.certificate import hashes
 from embodied.session.results.page import read_run_files, write_page
 from tests.commands.helpers import run
 
@@ -71,15 +74,86 @@ def test_the_first_screen_answers(tmp_path: Path) -> None:
     [
         ("interrupted", False, "training was cut short"),
         ("training", True, "cut short"),
-        ("finished", False, "in training"),
+        ("finished", False, "episodes during training"),
     ],
 )
 def test_what_is_not_finished_says_so(tmp_path: Path, state: str, finals: bool, words: str) -> None:
-    folder = write_run(tmp_path / "run", finals=finals)
+    folder = write_run(tmp_path / "run", finals=finals, max_minutes=5)
     (folder / "state.json").write_text(json.dumps({"state": state, "process": 1, "machine": "m"}))
     text = text_of(write_page([folder]))
-    assert words.replace("in training", "episodes during training") in text
-    assert f"resume={folder}" in text
+    assert words in text
+    longer = re.search(rf"resume={folder} (total_steps=\d+ max_minutes=null)?", text)
+    assert bool(longer and longer[1]) == (state == "finished"), "what was cut short keeps its limits"
+    assert ("of the last evaluation during training" in text) != finals
+
+
+def test_a_run_that_got_to_no_level_says_so(tmp_path: Path) -> None:
+    text = " ".join(text_of(write_page([write_run(tmp_path / "run", shift=-0.2, finals=False)])).split())
+    assert "How fast? 20s in all no evaluation during training showed 90% success; 20s and 1.0k steps in all" in text
+
+
+def test_the_seeds_that_it_proposes_are_others(tmp_path: Path) -> None:
+    text = text_of(write_page([write_run(tmp_path / f"seed_{i}", i) for i in (0, 4)]))
+    assert re.findall(r" seed=(\S+) ", text.replace("\n", " ")) == ["5,6", "5"] * 2
+
+
+def test_files_that_are_missing_or_damaged_are_named(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run")
+    (folder / "eval" / "final_1000.json").write_text('{"episodes": 200, "suc')
+    (folder / "certificate.json").write_text("{")
+    text = text_of(write_page([folder]))
+    assert "eval/final_1000.json cannot be read" in text
+    assert "100.0%" in text
+    assert "of the last evaluation during training, not of a final one" in text
+    assert f"{folder / 'certificate.json'} cannot be read" in text.partition("Certificate")[2]
+    other = write_run(tmp_path / "other")
+    (other / "metrics.jsonl").unlink()
+    text = text_of(write_page([other]))
+    assert "metrics.jsonl is missing or empty" in text
+    assert "Yes: 95.0%" in text
+    assert not re.search(r"\b0 steps|\b0s\b", text)
+
+
+def test_a_final_evaluation_is_of_the_end_of_training(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run")
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps({"iteration": 11, "env_steps": 1100, "wall_s": 22.0}) + "\n")
+    text = text_of(write_page([folder]))
+    assert "Yes: 100.0%" in text
+    assert "of the last evaluation during training" in text
+    assert "final_1000" in text
+
+
+def write_certificate(folder: Path) -> None:
+    """Write the certificate of a run's last checkpoint."""
+    last = checkpoint.newest(folder)
+    checks = {"ratio": {"passed": True, "reason": "fits"}}
+    content = {"passed": True, "checks": checks, "checkpoint": last.name, "files": hashes(folder, last)}
+    (folder / "certificate.json").write_text(json.dumps(content))
+
+
+def test_a_certificate_of_other_weights_is_not_shown_in_green(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run")
+    weights = {"policy": {"weight": torch.ones(2)}}
+    checkpoint.save(folder, 1000, weights)
+    write_certificate(folder)
+
+    def certificate() -> str:
+        return write_page([folder]).read_text().partition(">Certificate<")[2].partition(">Go on<")[0]
+
+    assert '<b class="good">yes</b>' in certificate()
+    weights["policy"]["weight"][0] += 1e-3
+    checkpoint.save(folder, 1000, weights)
+    assert '<b class="good">' not in certificate()
+    assert "checkpoints/step_1000/policy.pt changed since" in certificate()
+    write_certificate(folder)
+    checkpoint.save(folder, 1100, weights, after=1000)
+    assert '<b class="good">' not in certificate()
+    assert "is of step_1000, the last checkpoint is step_1100" in certificate()
+    final = json.loads((folder / "eval" / "final_1000.json").read_text())
+    final |= {"checkpoint": "step_1000", "checkpoint_sha256": "0"}
+    (folder / "eval" / "final_1000.json").write_text(json.dumps(final))
+    assert "policy.pt changed since its final evaluation" in text_of(write_page([folder]))
 
 
 def test_after_imitation_comes_reinforcement_learning(tmp_path: Path) -> None:
@@ -120,7 +194,8 @@ def test_other_configurations_are_other_curves(tmp_path: Path) -> None:
 
 def test_the_commands_are_read_as_they_are_meant(tmp_path: Path) -> None:
     folder = write_run(tmp_path / 'it\'s $HOME, "a"\\', **{"algo.gamma": 0.5, "sim": "warp", "sampler": "uniform"})
-    found = next_commands(read_run_files(folder))
+    [group] = group_runs([read_run_files(folder)])
+    found = next_commands(group.runs[0], group)
     assert parse_overrides(shlex.split(found["Evaluate"])[3:]) == {"run": str(folder), "episodes": 1000}
     words = parse_overrides(shlex.split(found["More seeds"])[3:-1])
     assert to_mapping(compose_run(words)) == to_mapping(read_run(folder))
@@ -139,7 +214,7 @@ def hostile(folder: Path) -> Path:
         json.dumps(rates | {"splits": {HOSTILE: rates | {"goals": {HOSTILE: rates}}}})
     )
     checks = {f"{HOSTILE}{passed}": {"passed": passed, "reason": HOSTILE} for passed in (True, False, None)}
-    (folder / "certificate.json").write_text(json.dumps({"checks": checks, "checkpoint": HOSTILE}))
+    (folder / "certificate.json").write_text(json.dumps({"checks": checks, "checkpoint": HOSTILE, "files": {}}))
     return folder
 
 
@@ -175,7 +250,7 @@ def test_bad_input_is_one_line(tmp_path: Path) -> None:
     empty = write_run(tmp_path / "empty", finals=False)
     (empty / "metrics.jsonl").unlink()
     for words, message in {
-        (f"run={empty}",): "has no metrics and no evaluation yet",
+        (f"run={empty}",): "has no metrics and no final evaluation",
         (f"run={tmp_path}",): "has no config.yaml",
         ("videos=false",): "run is missing",
         (f"run={empty}", "video=true"): "Did you mean 'videos'",

@@ -12,12 +12,14 @@ from omegaconf import OmegaConf
 
 from embodied.core.config import GROUPS
 from embodied.core.errors import UserError
+from embodied.deployment.bundle.format import sha256
 from embodied.report.curves import Run
 from embodied.report.metrics import METRICS_FILE, read_metrics, write_atomically
 from embodied.report.page import Film, page
 from embodied.session.config import CONFIG_DIR, to_mapping
 from embodied.session.defaults import compose_new
-from embodied.session.files import CERTIFICATE_FILE, read_json
+from embodied.session.files import read_json
+from embodied.session.results.certificate import read_certificate
 from embodied.session.results.state import read_sections, read_status, shares_of
 
 PAGE_FILE = "page.html"
@@ -40,21 +42,32 @@ def read_run_files(run_dir: Path) -> Run:
     """Read what a page shows of a run. UserError, see ``write_page``."""
     status, sections, rows = read_status(run_dir), read_sections(run_dir), read_metrics(run_dir / METRICS_FILE)
     read = {path.stem: read_json(path) for path in sorted((run_dir / "eval").glob("*.json"))}
+    faults = [f"eval/{name}.json cannot be read" for name, found in read.items() if not found]
     files = {name: found for name, found in read.items() if isinstance(found.get("episodes"), int)}
     during = [found for name, found in files.items() if name.startswith("train_")]
-    finals = {name: found for name, found in files.items() if name.startswith("final_")}
+    finals = {int(name.removeprefix("final_")): name for name in files if name.startswith("final_")}
     if not rows and not finals:
-        raise UserError(f"'{run_dir}' has no metrics and no evaluation yet: a page needs a run that has begun to train")
+        raise UserError(
+            f"'{run_dir}' has no metrics and no final evaluation: a page needs a run that has begun to train"
+        )
+    if not rows:
+        faults.append(f"{METRICS_FILE} is missing or empty: steps, times and curves are not known")
+    last = finals.get(status["steps"] if rows else max(finals), "")  # not that of a run that was trained further
+    final = files.get(last, {})
+    policy = run_dir / "checkpoints" / str(final.get("checkpoint")) / "policy.pt"
+    if "checkpoint_sha256" in final and policy.is_file() and sha256(policy) != final["checkpoint_sha256"]:
+        faults.append(f"{policy} changed since its final evaluation")
     wall_s = {row["iteration"]: row["wall_s"] for row in rows}
     evaluations = [
         found | {"steps": found["env_steps"], "wall_s": wall_s[found["iteration"]]}
         for found in sorted(during, key=lambda found: int(found["iteration"])) if found["iteration"] in wall_s
     ]  # fmt: skip
-    results = {"final": finals[max(finals, key=lambda name: int(name.removeprefix("final_")))]} if finals else {}
+    results = {"final": final} if final else {}
     results |= {f"confirmation, {e['steps']} steps": e["confirmation"] for e in evaluations if "confirmation" in e}
-    results |= {name: found for name, found in files.items() if name not in finals and found not in during}
-    config, certificate = flat(sections), read_json(run_dir / CERTIFICATE_FILE)
-    return Run(status, config, defaults_of(sections), rows, shares_of(rows), evaluations, results, certificate)
+    results |= {name: found for name, found in files.items() if name != last and found not in during}
+    config, of = flat(sections), read_certificate(run_dir)
+    differs = defaults_of(sections)
+    return Run(status, config, differs, rows, shares_of(rows), evaluations, results, of.content, of.doubt, faults)
 
 
 def defaults_of(sections: Mapping[str, Any]) -> dict[str, Any]:
