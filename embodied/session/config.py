@@ -18,7 +18,7 @@ from yaml import YAMLError
 import embodied
 from embodied.algos.registry import ALGORITHMS
 from embodied.core.config import GROUPS, PRESETS, apply_values, compose, read_preset
-from embodied.core.errors import UserError, unknown_name
+from embodied.core.errors import UserError, one_line, unknown_name
 from embodied.core.options import (
     NonNegative,
     NonNegativeInt,
@@ -34,7 +34,7 @@ from embodied.envs.registry import DEFAULT_FAMILY, FAMILIES, TASKS, sim_options,
 from embodied.policies.config import POLICIES
 from embodied.runtime.config import RuntimeConfig
 from embodied.runtime.registry import RUNTIMES
-from embodied.session.files import CONFIG_FILE, check_run_dir
+from embodied.session.files import CONFIG_FILE, check_run_dir, is_section
 
 CONFIG_DIR = Path(embodied.__file__).parent / "configs"
 PRETRAINED = "pretrained"  # folder of a run whose policy wraps another library's model
@@ -123,9 +123,9 @@ def read_run(run_dir: Path) -> RunConfig:
     try:
         mapping = OmegaConf.to_container(OmegaConf.load(path))
     except (OmegaConfBaseException, YAMLError, OSError, UnicodeDecodeError) as error:
-        raise UserError(f"cannot read {path}: {error}") from error
+        raise UserError(f"cannot read {path}: {one_line(error)}") from error
     sections = mapping if isinstance(mapping, dict) else {}
-    missing = [group for group in GROUPS if not isinstance(sections.get(group), dict)]
+    missing = [group for group in GROUPS if not is_section(sections.get(group))]
     if missing == ["sampler"]:
         raise UserError(f"{path} is of a run of an earlier version of this code, which this version cannot read")
     if missing:

@@ -35,6 +35,11 @@ def check_run_dir(run_dir: Path) -> None:
         raise UserError(f"'{run_dir}' {kind}: give the directory that train wrote, such as runs/reach/flow-ppo-...")
 
 
+def is_section(found: object) -> bool:
+    """Return whether a part of ``config.yaml`` is a section that names what it configures."""
+    return isinstance(found, dict) and isinstance(found.get("name"), str)
+
+
 def check_new_dir(path: Path, hint: str = "") -> None:
     """Raise UserError if ``out=path`` exists, which ``hint`` is added to, or cannot be made. Nothing is left behind."""
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import resource
 import shutil
 import socket
@@ -16,9 +17,10 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
-from embodied import audit, compare, export, replay, train
+from embodied import audit, compare, export, replay, status, train
 from embodied import eval as eval_command
 from embodied.core.errors import UserError
+from embodied.report import __main__ as report
 from embodied.report.metrics import read_metrics
 from embodied.runtime import checkpoint
 from embodied.session.config import read_run
@@ -249,6 +251,38 @@ def test_a_damaged_last_checkpoint_is_replaced_by_no_other_unasked(many_checkpoi
     compared = run(compare.main, [f"policies=[{older},{older}]", "limit=2", f"out={out}"])
     entry = {"checkpoint": "step_256", "checkpoint_sha256": checkpoint.policy_hash(older)}
     assert compared.result["checkpoints"] == [{"policy": str(older), **entry}] * 2
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("policy:\n", "policy: {[\n", "config.yaml: while parsing a flow"),
+        ("policy:\n  name: gaussian\n", "policy:\n", "config.yaml is not the configuration of a run"),
+        ("policy:\n  name: gaussian\n", "policy:\n  name: [gaussian]\n", "is not the configuration of a run"),
+        ("\nmax_minutes:", "\nmax_minutes: soon #", "is not the configuration of a run|max_minutes: got"),
+    ],
+)
+def test_a_broken_configuration_is_one_line_of_every_command(
+    many_checkpoints: Path, tmp_path: Path, old: str, new: str, message: str
+) -> None:
+    run_dir, out = shutil.copytree(many_checkpoints, tmp_path / "run", symlinks=True), tmp_path / "out"
+    assert run_eval(f"run={run_dir}", "episodes=2").code == 0
+    (evaluation,) = run_dir.glob("eval/step_320*.json")
+    text = (run_dir / "config.yaml").read_text()
+    (run_dir / "config.yaml").write_text(text.replace(old, new, 1))
+    for main, words in {
+        train.main: [f"resume={run_dir}"],
+        eval_command.main: [f"run={run_dir}"],
+        export.main: [f"run={run_dir}", f"out={out}"],
+        compare.main: [f"policies=[{run_dir},{run_dir}]"],
+        audit.main: [f"run={run_dir}"],
+        replay.main: [f"eval={evaluation}"],
+        report.main: [f"run={run_dir}"],
+        status.main: [f"run={run_dir}"],
+    }.items():
+        outcome = run(main, words)
+        assert (outcome.code, outcome.stdout, outcome.stderr.count("\n")) == (2, "", 1), outcome
+        assert re.search(message, outcome.stderr), outcome.stderr
 
 
 def test_no_checkpoint_is_whole(many_checkpoints: Path, tmp_path: Path) -> None:
