@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from embodied.core.config import parse_overrides
-from embodied.core.errors import missing_key, wrong_value
+from embodied.core.errors import UserError, missing_key, wrong_value
 from embodied.session.command import Failed, run_command
 from embodied.session.defaults import compose_new
 from embodied.session.files import read_json
@@ -28,23 +28,30 @@ def preflight(argv: Sequence[str]) -> dict[str, Any]:
     words = parse_overrides(argv)
     if "data" not in words:
         raise missing_key("data")
+    path = Path(str(words["data"]))
+    if not (path / "meta" / "info.json").is_file():
+        raise UserError(f"data={path} is not a LeRobotDataset: it has no meta/info.json")
     from embodied.data.lerobot import RECORDED_WITH  # these import torch
 
-    words = {"algo": "sft", **read_json(Path(str(words["data"])) / RECORDED_WITH), **words}
+    recorded = read_json(path / RECORDED_WITH)
+    words = {"algo": "sft", **recorded, **words}
     if words["algo"] != "sft":
         raise wrong_value("algo", str(words["algo"]), "sft, which learns from data")
     if "task" not in words:
         raise missing_key("task")
     config = compose_new(words, print)
+    if config.task.name != (task := recorded.get("task", config.task.name)):
+        raise wrong_value("task", config.task.name, f"{task}, which this data set is of")
     from embodied.trainers.preflight import examine
 
     result, faults = examine(config)
-    print(*faults, *(f"{name}: {result[name]}" for name in ("replay", "overfit")), sep="\n")
+    print(*faults, *(f"{name}: {result[name]['told']}" for name in ("replay", "overfit") if result[name]), sep="\n")
     serious = sum(fault.serious for fault in faults)
     result |= {"passed": not serious, "faults": [fault._asdict() for fault in faults]}
     result["wall_s"] = round(time.monotonic() - began, 1)
     if serious:
-        raise Failed(f"{serious} serious faults, the first: {faults[0].name}", result, 1)
+        raise Failed(f"{serious} serious fault{'s' * (serious > 1)}, the first: {faults[0].name}", result, 1)
+    print("no serious faults found" if faults else "no faults found")
     return result
 
 

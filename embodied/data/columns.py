@@ -5,7 +5,9 @@ only a small part of the space, states that are implausibly large for their unit
 states another unit.
 """
 
+import json
 import math
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,8 +22,10 @@ from embodied.core.spec import ActionTerm, Box, EnvSpec, Term
 NAMES = {"state": "observation.state", "action": "action"}  # usual names of the columns, as LeRobot has them
 ROUNDING = 1e-3  # how far an action may be beyond the space
 SMALL = 0.1  # share of the space; an entry that uses less may be in another unit
-PLAUSIBLE = {"rad": 2 * math.pi, "m": 10.0}  # largest states, by unit
-INSTEAD = {"rad": ("degrees", math.pi / 180), "m": ("mm", 1e-3)}  # other units that data sets have, and their sizes
+PLAUSIBLE = {"rad": 2 * math.pi, "m": 10.0, "rad/s": 20.0, "m/s": 10.0}  # largest states, by unit
+INSTEAD = {"rad": {"degrees": math.pi / 180}, "m": {"mm": 1e-3, "cm": 1e-2}}  # other units, and their sizes
+INSTEAD |= {f"{unit}/s": {f"{one}/s": size for one, size in others.items()} for unit, others in INSTEAD.items()}
+IF_SO = ". If so, give "  # before options that follow from a guess
 
 
 class Unfit(UserError):
@@ -97,9 +101,6 @@ class Conversion(NamedTuple):
     offset: float = 0.0
 
 
-PERCENT = (Conversion("percent", 0.01), Conversion("percent from 0 to 100", 0.02, -1.0))
-
-
 def unit_of(term: Term | ActionTerm) -> str:
     """Describe the number 1 of an entry: ``1 rad``, ``0.06 m``, ``0.02 m from 0.02``; empty without a unit."""
     one, start = (1 / term.scale, 0.0) if isinstance(term, Term) else (term.scale, term.offset)
@@ -125,27 +126,29 @@ def check_actions(action_FA: Tensor, spec: EnvSpec, column: Column, path: Path) 
     beyond: dict[int, Conversion | None] = {}
     small: dict[int, Conversion | None] = {}
     for i, (term, (low, high)) in enumerate(zip(spec.action.terms, _ranges(action_FA), strict=True)):
-        size, units = max(-low, high), physical(term)
-        if size > 1 + ROUNDING:
-            beyond[i] = _fitting((low, high), (*units, *PERCENT, Conversion("shares of the largest", 1 / size)))
+        if (size := max(-low, high)) > 1 + ROUNDING:
+            *usual, _, largest = conversions(term, low, high)
+            beyond[i] = _fitting((low, high), usual) or largest
         elif 0 < size < SMALL:
-            small[i] = _fitting((low, high), units)
+            small[i] = _fitting((low, high), physical(term))
+        elif term.offset and max(abs(low), abs(high - 1)) < SMALL:  # a position, not a step
+            small[i] = Conversion("numbers from 0 to 1; if from 1 to 0, scale -2 and offset 1", 2.0, -1.0)
     described = _described(beyond or small, spec.action_names, action_FA, column, "action")
     where = f"data set {path}: its action"
     if beyond:
         raise Unfit(f"{where} goes beyond -1 to 1, which is all that task {spec.task} allows: {described}")
-    line = f"{where} uses less than a tenth of -1 to 1, as if it had another unit: {described}"
+    line = f"{where} uses a small part of -1 to 1, as if it had another unit: {described}"
     return [line] if small else []
 
 
 def check_state(state_FS: Tensor, spec: EnvSpec, column: Column, path: Path) -> list[str]:
     """Return a line if entries are larger than is plausible. column: how the state was converted already."""
-    terms = [term for term in spec.state for _ in range(term.size)]
-    large: dict[int, Conversion | None] = {}
-    for i, (term, (low, high)) in enumerate(zip(terms, _ranges(state_FS), strict=True)):
-        if max(-low, high) > term.scale * PLAUSIBLE.get(term.unit, math.inf):
-            unit, size = INSTEAD[term.unit]
-            large[i] = Conversion(unit, term.scale * size)
+    first, large = 0, dict[int, Conversion | None]()
+    for term in spec.state:
+        entries = range(first, first := first + term.size)
+        if state_FS[:, entries].abs().max() > term.scale * PLAUSIBLE.get(term.unit, math.inf):
+            unit, size = next(iter(INSTEAD[term.unit].items()))
+            large |= dict.fromkeys(entries, Conversion(unit, term.scale * size))
     described = _described(large, spec.state_names, state_FS, column, "state")
     return [f"data set {path}: its state is too large for the task's units: {described}"] if large else []
 
@@ -158,32 +161,56 @@ def check_units(found: Sequence[str], needed: Sequence[str], names: Sequence[str
         if theirs and ours and theirs != ours
     ]
     differ = f"data set {path}: 1 is something else in its {what} than in the task's: {'; '.join(other)}"
-    cure = f"To convert it: data_keys.{what}.scale=[...] data_keys.{what}.offset=[...]"
+    cure = f"To convert it, give data_keys.{what}.scale=[...] and data_keys.{what}.offset=[...]"
     return [f"{differ}. {cure}"] if other else []
 
 
 def physical(term: ActionTerm) -> list[Conversion]:
     """Return the conversions of the commanded quantity, in its own unit and in another one, to an action."""
-    sizes = [(term.unit or "the environment's unit", 1.0), *filter(None, [INSTEAD.get(term.unit)])]
-    return [Conversion(unit, one / term.scale, -term.offset / term.scale) for unit, one in sizes if term.scale]
+    units = {term.unit or "the environment's unit": 1.0, **INSTEAD.get(term.unit, {})}
+    return [Conversion(unit, one / term.scale, -term.offset / term.scale) for unit, one in units.items() if term.scale]
 
 
-def option_words(what: str, scale: Tensor, offset: Tensor) -> str:
-    """Return the words of the command line that convert a column."""
-    options = [("scale", scale), *([("offset", offset)] if offset.any() else [])]
-    return " ".join(f"data_keys.{what}.{name}=[{','.join(f'{x:.6g}' for x in of.tolist())}]" for name, of in options)
+def conversions(term: ActionTerm, low: float, high: float) -> list[Conversion]:
+    """Return the conversions to an action that numbers from ``low`` to ``high`` may need, usual ones first.
+
+    The last two bring the numbers to all of -1 to 1; those of a step, a quantity without offset, keep its zero.
+    """
+    size, text = max(-low, high) or 1.0, "numbers from {:g} to {:g} for -1 to 1"
+    first, last = (low, high) if term.offset and low < high else (-size, size)
+    ranges = ((0, 1), (1, 0), (0, 100), (100, 0), (last, first), (first, last))
+    linear = [Conversion(text.format(a, b), 2 / (b - a), (a + b) / (a - b)) for a, b in ranges]
+    return [*physical(term), Conversion("percent", 0.01), *linear]
+
+
+def option_words(
+    what: str, column: Column, names: Sequence[str], order: Sequence[int], scale: Tensor, offset: Tensor
+) -> str:
+    """Return words for a shell: options that convert a column further than its own, whose place they take.
+
+    Entry i becomes ``offset[i] + scale[i] * number`` of what is entry ``order[i]`` with its own options.
+    """
+    own_scale, own_offset = factors(column, len(order), f"data_keys.{what}")
+    scale, offset = scale * own_scale[order], offset + scale * own_offset[order]
+    words = [
+        f"{name}=[{','.join(f'{x:.6g}' for x in numbers.tolist())}]"
+        for name, numbers, usual in (("scale", scale, 1), ("offset", offset, 0))
+        if getattr(column, name) or (numbers != usual).any()
+    ]
+    if list(order) != sorted(order):
+        words.insert(0, "entries=" + json.dumps([(column.entries or names)[i] for i in order], separators=(",", ":")))
+    return " ".join(shlex.quote(f"data_keys.{what}.{word}") for word in words)
 
 
 def _ranges(values_FD: Tensor) -> list[tuple[float, float]]:
     return list(zip(values_FD.amin(0).tolist(), values_FD.amax(0).tolist(), strict=True))
 
 
-def _fitting(ends: tuple[float, float], conversions: Sequence[Conversion]) -> Conversion | None:
-    """Return the first conversion that brings a range into the space without using less than SMALL of it."""
-    for conversion in conversions:
-        if SMALL <= max(abs(conversion.offset + conversion.scale * end) for end in ends) <= 1 + ROUNDING:
-            return conversion
-    return None
+def _fitting(ends: tuple[float, float], tried: Sequence[Conversion]) -> Conversion | None:
+    """Return the conversion that brings a range into the space and uses most of it; None if none uses SMALL of it."""
+    sizes = {one: max(abs(one.offset + one.scale * end) for end in ends) for one in tried}
+    fitting = [one for one, size in sizes.items() if SMALL <= size <= 1 + ROUNDING]
+    return max(fitting, key=lambda one: abs(one.scale), default=None)
 
 
 def _described(
@@ -191,12 +218,11 @@ def _described(
 ) -> str:
     """Return the entries with their ranges and fitting units, and options that convert them besides ``column``."""
     ranges, listed = _ranges(values_FD), []
-    scale, offset = factors(column, len(ranges), f"data_keys.{what}")
+    scale, offset = factors(Column(what), len(ranges), what)
     for i, conversion in entries.items():
         listed.append("{} from {:.4g} to {:.4g}".format(names[i], *ranges[i]))
         if conversion is not None:
             listed[-1] += f" ({conversion.unit}?)"
-            scale[i], offset[i] = conversion.scale * scale[i], conversion.scale * offset[i] + conversion.offset
-    if not any(entries.values()):
-        return ", ".join(listed)
-    return f"{', '.join(listed)}. To convert it: {option_words(what, scale, offset)}"
+            scale[i], offset[i] = conversion.scale, conversion.offset
+    options = option_words(what, column, names, range(len(ranges)), scale, offset)
+    return ", ".join(listed) + (IF_SO + options if any(entries.values()) else "")

@@ -38,23 +38,21 @@ def check_frames(data: Demonstrations, time_F1: Tensor | None, spec: EnvSpec) ->
     time_F = torch.arange(len(data.episode_F)) * dt if time_F1 is None else time_F1[:, 0]
     uneven_F = ((time_F.double().diff() / dt - 1).abs() > UNEVEN) & (data.episode_F.diff() == 0)
     short, long, uneven = episodes[lengths == 1], episodes[lengths > limit], uneven_F.nonzero()[:, 0]
-    found: list[tuple[str, bool, list[Any], str, str]] = [
-        (
-            "time stamps",
-            True,
-            uneven.tolist(),
-            f"frames are not {dt:g} s before the next",
-            "Sample it at that rate",
-        ),
-        ("one frame", False, short.tolist(), "episodes have one frame", "Check where episodes end"),
-        ("time limit", False, long.tolist(), f"episodes are longer than the time limit, {limit} steps", "Cut them"),
-    ]
+    found = list[Fault]()
+
+    def check(name: str, serious: bool, at: list[Any], what: str, cure: str) -> None:
+        if at:
+            found.append(Fault(name, serious, f"{what}: {len(at)}", listed(at), cure))
+
+    check("time stamps", True, uneven.tolist(), f"frames that are not {dt:g} s before the next", "Sample at that rate")
+    check("one frame", False, short.tolist(), "episodes of one frame", "Check where episodes end")
+    check("time limit", False, long.tolist(), f"episodes longer than the time limit of {limit} steps", "Cut them")
     names, values = (*spec.state_names, *spec.action_names), torch.cat((data.state_FS, data.action_FA), 1)
     still = [names[i] for i in (values == values[:1]).all(0).nonzero()[:, 0]]
-    found.append(("constant", False, still, "entries never vary", "Check that they were recorded"))
+    check("constant", False, still, "entries that never vary", "Check that they were recorded")
     for camera, images in data.images.items():
         flat = (images.flatten(1, 2) == images[:, :1, 0]).flatten(1).all(1).nonzero()[:, 0].tolist()
         frozen = [camera] if len(images) > 1 and bool((images == images[:1]).all()) else []
-        found.append(("images", True, flat, f"images of camera {camera} are black or of one colour", "Check it"))
-        found.append(("images", True, frozen, "camera shows one image in all frames", "Check that it was running"))
-    return [Fault(name, bad, f"{len(at)} {what}", listed(at), cure) for name, bad, at, what, cure in found if at]
+        check("images", True, flat, f"images of camera {camera} that are black or of one colour", "Check it")
+        check("images", True, frozen, "cameras that show one image in all frames", "Check that they were running")
+    return found

@@ -158,6 +158,8 @@ def _frames(path: Path, wanted: Sequence[str]) -> pa.Table:
     """Return columns of all frames."""
     with reading(path, "its frames"):
         files = sorted((path / "data").glob("*/*.parquet"))
+        if not files:
+            raise ValueError("it has no data files, data/*/*.parquet")
         return pa.concat_tables([pq.read_table(file, columns=wanted) for file in files]).select(wanted)
 
 

@@ -1,20 +1,18 @@
 """What the numbers of a data set may be meant as, if they are shifted in time, or in another unit, order or sign."""
 
-import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import permutations
-from math import pi
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from embodied.core.spec import Box
-from embodied.data.columns import PERCENT, ROUNDING, Conversion, option_words, physical
+from embodied.data.columns import ROUNDING, Column, Conversion, conversions, option_words
 from embodied.data.faults import Fault
 
-SIGN = "the other sign"
-FACTORS = {"degrees": pi / 180, "radians": 180 / pi, "mm": 1e-3, "m": 1e3, SIGN: -1.0}
+SIGN = Conversion("the other sign", -1.0)
+MOVE = "frames[{0}] = frames.groupby('episode_index')[{0}].shift({1}).fillna(frames[{0}])"
 
 
 class Meaning(NamedTuple):
@@ -34,19 +32,22 @@ class Meaning(NamedTuple):
         shifts = self.shift + first.shift, self.state_shift + first.state_shift
         return Meaning(first.told + self.told, self.matrix @ first.matrix, *shifts)
 
-    def faults(self, what: str, names: Sequence[str], where: str) -> list[Fault]:
+    def faults(self, what: str, names: Sequence[str], columns: Mapping[str, Column], where: str) -> list[Fault]:
         """Return the faults of the column ``what``, state or action; each names the options that cure all."""
         linear = self.matrix[:-1, :-1]
-        order = linear.abs().argmax(1, keepdim=True)
-        entries = json.dumps([names[i] for i in order[:, 0]], separators=(",", ":"))
-        cures = {"shift": "Each frame must have what was observed, and the action that was chosen then"}
-        cures["order"] = f"'data_keys.{what}.entries={entries}'"
-        cures["units"] = cures["sign"] = option_words(what, linear.gather(1, order)[:, 0], self.matrix[:-1, -1])
-        return [Fault(f"{what} {name}", True, told, where, cures[name]) for name, told in self.told]
+        order = linear.abs().argmax(1)
+        scale = linear.gather(1, order[:, None])[:, 0]
+        options = option_words(what, columns[what], names, order.tolist(), scale, self.matrix[:-1, -1])
+        name, late = (columns["action"].name, self.shift) if self.shift else (columns["state"].name, self.state_shift)
+        cures = {"shift": f"Record again, or change each file of data/ in pandas: {MOVE.format(repr(name), -late)}"}
+        return [Fault(f"{what} {x}", True, told, where, cures.get(x, f"Give {options}")) for x, told in self.told]
 
 
-def meanings(best: Meaning, space: Box, action_ETA: Tensor) -> list[Meaning]:
-    """Return what recorded actions may be meant as, if they have one fault more than those that ``best`` undoes."""
+def meanings(best: Meaning, space: Box, ends_2A: Tensor) -> list[Meaning]:
+    """Return what recorded actions may be meant as, if they have one fault more than those that ``best`` undoes.
+
+    ends_2A: the recorded minima and maxima.
+    """
     names, eye, found = space.names, torch.eye(space.size + 1), list[Meaning]()
     for frames, late in ((1, "late"), (-1, "early")):
         found.append(Meaning((("shift", f"actions are one step {late}"),), eye, frames, 0))
@@ -56,19 +57,19 @@ def meanings(best: Meaning, space: Box, action_ETA: Tensor) -> list[Meaning]:
             matrix, told = eye.clone(), ", ".join(names[i] for i in (first, *others))
             matrix[[first, *others]] = eye[[*others, first]]
             found.append(Meaning((("order", f"{told} are in each other's places"),), matrix))
-    units: dict[tuple[str, int], dict[int, Conversion]] = {}
-    for i, term in enumerate(space.terms):
-        for source, conversions in enumerate((map(Conversion, FACTORS, FACTORS.values()), physical(term), PERCENT)):
-            for conversion in conversions:
-                units.setdefault((conversion.unit, source), {})[i] = conversion
-    for (unit, _), of_unit in units.items():
+    units: dict[str, dict[int, Conversion]] = {}
+    lows, highs = best.apply(ends_2A).sort(0).values.tolist()
+    for i, (term, low, high) in enumerate(zip(space.terms, lows, highs, strict=True)):
+        for conversion in (SIGN, *conversions(term, low, high)):
+            units.setdefault(conversion.unit, {})[i] = conversion
+    for unit, of_unit in units.items():
         all_but_last = dict(list(of_unit.items())[:-1])  # the last is the gripper, whose unit is often another one
-        for entries in filter(None, (of_unit, all_but_last, *({i: conversion} for i, conversion in of_unit.items()))):
+        for entries in filter(None, (all_but_last, of_unit, *({i: conversion} for i, conversion in of_unit.items()))):
             matrix, told = eye.clone(), ", ".join(names[i] for i in entries)
             for i, conversion in entries.items():
                 matrix[i, i], matrix[i, -1] = conversion.scale, conversion.offset
-            name, word = ("sign", "with") if unit == SIGN else ("units", "in")
+            name, word = ("sign", "with") if unit == SIGN.unit else ("units", "in")
             one = Meaning(((name, f"{told} {word} {unit}"),), matrix)
-            if one.after(best).apply(action_ETA)[..., list(entries)].abs().max() <= 1 + ROUNDING:
+            if one.after(best).apply(ends_2A)[:, list(entries)].abs().max() <= 1 + ROUNDING:
                 found.append(one)
     return [one.after(best) for one in found]

@@ -4,7 +4,8 @@ plans and recorded actions ──► simulator ──► states ──compared w
                one episode ──► ImitationTrainer ──► policy ──► its error, and an episode from the same start
 
 If the recorded actions do not lead to the recorded states, others are tried: all that differ from the recorded ones in
-one step in time, one unit, one sign or one exchange; then those that differ from the best of them in one more.
+one step in time, one unit, one sign or one exchange; then those that differ from the best of them in one more. What is
+found in replays of recorded starts is undone for the rest of the examination.
 """
 
 import tempfile
@@ -24,14 +25,13 @@ from embodied.core.clock import running_s
 from embodied.core.episodes import EpisodePlans, PlanList
 from embodied.core.spec import SUCCESS, Box, EnvSpec
 from embodied.data import Demonstrations, Episode, read, write
-from embodied.data.columns import Unfit
+from embodied.data.columns import IF_SO, NAMES, ROUNDING, Unfit, columns_of
 from embodied.data.faults import Fault, check_frames, listed
 from embodied.data.lerobot import DISTURBANCE, PLAN, check_fits, read_features
 from embodied.data.meanings import Meaning, meanings
 from embodied.envs import first_episodes
 from embodied.policies.normalizer import RunningNormalizer
 from embodied.runtime import threads
-from embodied.runtime.evaluator import run_episodes
 from embodied.session import factories
 from embodied.session.config import RunConfig
 from embodied.trainers.imitation import ImitationTrainer
@@ -39,9 +39,7 @@ from embodied.trainers.imitation import ImitationTrainer
 EPISODES = 3  # that are replayed
 FITS, EXPLAINS = 1e-3, 0.05  # differences of states that rounding explains, and that a cure may leave
 BETTER, MUCH_BETTER = 0.9, 0.75  # share of the difference that each further fault may leave; if starts are others
-MOST_FAULTS = 4  # at once
 UPDATES, SECONDS, LEARNED = 1000, 30.0, 0.5  # of the imitation of one episode: limits, and the largest error
-Result = tuple[dict[str, Any], list[Fault]]
 
 
 class Recording(NamedTuple):
@@ -115,70 +113,80 @@ def unlike(recorded_MS: Tensor, replayed_VMS: Tensor, signed: bool = False) -> T
     return (1 - (r_VSS.clamp(min=0) if signed else r_VSS).square()).clamp(min=0).sqrt()
 
 
-def check_replay(recorded: Recording) -> Result:
-    """Replay the recorded actions; return the result, and faults that explain why other states follow."""
-    space, exact, (state_MS,) = recorded.spec.action, recorded.exact, recorded.compared(recorded.state_ETS[None])
+def check_replay(
+    config: RunConfig, spec: EnvSpec, data: Demonstrations, found: Mapping[str, Tensor]
+) -> tuple[dict[str, Any], list[Fault], Demonstrations]:
+    """Replay the recorded actions; return the result, faults that explain why other states follow, and cured data."""
+    recorded = recording(config, spec, data, found)
+    if isinstance(recorded, str):
+        return {"told": recorded}, [], data
+    space, exact, (state_MS,) = spec.action, recorded.exact, recorded.compared(recorded.state_ETS[None])
     assert isinstance(space, Box)
+    columns = dict(zip(NAMES, columns_of(config.data_keys), strict=True))
     best, spread_S = Meaning((), torch.eye(space.size + 1)), state_MS.std(0)
     moves_S = spread_S > 1e-4 * state_MS.abs().amax(0).clamp(min=1e-6)  # not by rounding alone
     (replayed_MS,), (solved_E,) = recorded.replay([best])
     off_S = (replayed_MS - state_MS).square().mean(0).sqrt() / spread_S
     off = float(off_S[moves_S].mean()) if moves_S.any() else 0.0
-    result = {"episodes": len(recorded.plans), "starts": "recorded", "state_error": off, "solved": solved_E.tolist()}
-    if not exact:
-        result = {"episodes": len(recorded.plans), "starts": f"others: the data set lacks {PLAN}, as collect writes it"}
+    result: dict[str, Any] = {"told": f"from other starts, since the data set lacks {PLAN}, as collect writes it"}
+    if exact:
+        result = {"episodes": len(solved_E), "solved": int(solved_E.sum()), "state_error": off}
+        told = "{solved} of {episodes} episodes end solved, states are off by {state_error:.1g} of their spread"
+        result["told"] = told.format(**result)
     if off <= FITS:
-        return result, []
+        return result, [], data
     (unlike_SS,) = unlike(state_MS, replayed_MS[None], not exact)
     anywhere = float(unlike_SS.amin(0)[moves_S].mean())  # whatever the order of the recorded states is
     first = left = float(unlike_SS.diagonal()[moves_S].mean())
-    while anywhere > FITS and left > FITS and len(best.told) < MOST_FAULTS:
-        tried = meanings(best, space, recorded.action_ETA)
+    while anywhere > FITS and left > FITS and len(best.told) < 4:
+        tried = meanings(best, space, torch.stack(data.action_FA.aminmax(dim=0)))
         state_VMS, _ = recorded.replay(tried)
         left_V = unlike(state_MS, state_VMS, not exact).diagonal(dim1=1, dim2=2)[:, moves_S].mean(1)
-        least = int(left_V.argmin())
+        least = int((left_V <= left_V.min() + FITS).int().argmax())  # the usual one first
         if left_V[least] > (BETTER if exact else MUCH_BETTER) * left:
             break
         best, left, replayed_MS = tried[least], float(left_V[least]), state_VMS[least]
     faults = []
     if left < 0.5 * first or not exact:
-        what = "states" if exact else "steps of the robot, from other starts,"
-        where = f"{what} are off by {first:.2g} of their spread in replays as recorded, by {left:.2g} in others"
-        faults += [fault._replace(serious=exact) for fault in best.faults("action", space.names, where)]
+        where = f"states of replays differ by {first:.2g} of their spread as recorded, by {left:.2g} with this undone"
+        serious = exact or bool(data.action_FA.abs().max() > 1 + ROUNDING)
+        faults += [one._replace(serious=serious) for one in best.faults("action", space.names, columns, where)]
+        data = replace(data, action_FA=best.apply(data.action_FA)) if exact else data
     if exact and min(left, anywhere) <= EXPLAINS:
-        faults += check_states(state_MS.double(), replayed_MS.double(), recorded.spec.state_names, moves_S)
+        meant = read_states(state_MS.double(), replayed_MS.double(), spec.state_names, moves_S)
+        faults += meant.faults("state", spec.state_names, columns, "compared with the states of replays")
+        data = replace(data, state_FS=meant.apply(data.state_FS))
     if exact and not faults:
         frame = int(((replayed_MS - state_MS).abs() > 0.01 * spread_S)[:, moves_S].any(1).int().argmax())
         told = f"recorded actions do not lead to the recorded states, which are off by {off:.2g} of their spread"
         cure = "Give the options that it was recorded with, such as task.robot or randomization"
+        cure += "; leave out data_keys to have them searched" if config.data_keys else ""
         faults = [Fault("replay", off > EXPLAINS, told, f"from frame {frame} of the data set on", cure)]
-    return result, faults
+    return result, faults, data
 
 
-def check_states(state_MS: Tensor, replayed_MS: Tensor, names: Sequence[str], moves_S: Tensor) -> list[Fault]:
+def read_states(state_MS: Tensor, replayed_MS: Tensor, names: Sequence[str], moves_S: Tensor) -> Meaning:
     """Compare each replayed entry with the recorded one that is most alike: another one, or one in another unit."""
-    unlike_SS, matrix, told = unlike(state_MS, replayed_MS[None])[0], torch.eye(len(names) + 1), dict[str, list[str]]()
-    for k in moves_S.nonzero()[:, 0].tolist():
-        j = int(unlike_SS[:, k].argmin())
-        j = k if unlike_SS[k, k] <= max(FITS, 2 * float(unlike_SS[j, k])) else j
-        if unlike_SS[j, k] > EXPLAINS:
-            continue
-        if j != k:
-            told.setdefault("order", []).append(f"{names[k]} in the place of {names[j]}")
-        x, y, scale, start = state_MS[:, j], replayed_MS[:, k], 1.0, 0.0
-        if (y - x).square().mean().sqrt() > EXPLAINS * y.std():
-            scale = float(torch.stack((x, y)).cov()[0, 1] / x.var())
-            start = float(y.mean() - scale * x.mean())
-            kind = "sign" if abs(scale + 1) < EXPLAINS else "units"
-            told.setdefault(kind, []).append(f"{names[k]} times {1 / scale:.4g}")
-        matrix[k, k], matrix[k, -1] = 0.0, start if abs(start) > FITS * y.std() else 0.0
-        matrix[k, j] = scale
-    meant = Meaning(tuple((name, f"not as in the simulator: {listed(texts)}") for name, texts in told.items()), matrix)
-    return meant.faults("state", names, "compared with the states of replays")
+    unlike_SS, own_S = unlike(state_MS, replayed_MS[None])[0], torch.arange(len(names))
+    least_S, nearest_S = unlike_SS.min(0)
+    own = (unlike_SS.diagonal() <= (2 * least_S).clamp(min=FITS)) | (least_S > EXPLAINS) | ~moves_S
+    from_S = torch.where(own, own_S, nearest_S).tolist()
+    x_MS, y_MS = state_MS[:, from_S], replayed_MS
+    scale_S = ((x_MS - x_MS.mean(0)) * (y_MS - y_MS.mean(0))).mean(0) / x_MS.var(0, correction=0)
+    start_S, spread_S = y_MS.mean(0) - scale_S * x_MS.mean(0), y_MS.std(0)
+    other = moves_S & (least_S <= EXPLAINS) & ((y_MS - x_MS).square().mean(0).sqrt() > EXPLAINS * spread_S)
+    matrix = torch.eye(len(names) + 1)[[*from_S, -1]]
+    matrix[:-1, :-1] *= torch.where(other, scale_S, 1.0)[:, None]
+    matrix[:-1, -1] = torch.where(other & (start_S.abs() > FITS * spread_S), start_S, 0.0)
+    told = {
+        "order": [f"{names[k]} in the place of {names[from_S[k]]}" for k in range(len(names)) if from_S[k] != k],
+        "units": [f"{names[k]} times {1 / scale_S[k]:.4g}" for k in own_S[other].tolist()],
+    }
+    return Meaning(tuple((x, f"not as in the simulator: {listed(told[x])}") for x in told if told[x]), matrix)
 
 
-def check_imitation(config: RunConfig, data: Demonstrations, recorded: Recording | str) -> Result:
-    """Imitate the first episode alone, and act from its start if that is known."""
+def check_imitation(config: RunConfig, data: Demonstrations) -> tuple[dict[str, Any], list[Fault]]:
+    """Imitate the first episode alone."""
     frames = data.frames([int(data.episode_F[0])])
     nothing_L, text = torch.zeros(len(frames)), data.instructions[int(data.instruction_F[0])]
     images = {camera: images[frames] for camera, images in data.images.items()}
@@ -199,34 +207,34 @@ def check_imitation(config: RunConfig, data: Demonstrations, recorded: Recording
         planned_LEA = policy.plan(trainer.data.obs(rows))[:, : policy.execute].clamp(-1, 1)
     error_LE = (planned_LEA - wanted_LEA).square().mean(-1).masked_fill(~valid_LE, 0.0)
     error = float((error_LE.sum() / valid_LE.sum() / one.action_LA.var(0, correction=0).mean().clamp(min=1e-2)).sqrt())
-    result: dict[str, Any] = {"updates": trainer.iteration, "error": error, "solved": None}
-    if isinstance(recorded, Recording) and recorded.exact:
-        with closing(factories.make_acting_env(config, 1, 1)) as env:
-            ended = run_episodes(policy, env, recorded.plans.rows(slice(1)), config.runtime.eval_noise)
-            result["solved"] = ended is not None and bool(ended.once[SUCCESS][0])
     told = f"imitating one episode with {trainer.iteration} updates leaves {error:.2g} of the spread of its actions"
     where = f"in the first episode, most of all in its frame {int(error_LE.sum(1).argmax())}"
-    cure = "Actions differ where observations do not, or depend on something that is not observed"
-    return result, [Fault("overfit", trainer.iteration == updates, told, where, cure)] if error > LEARNED else []
+    cure = "Look for actions that differ where observations do not, or that depend on something that is not observed"
+    fault = Fault("overfit", trainer.iteration == updates, told, where, cure)
+    return {"updates": trainer.iteration, "error": error, "told": told}, [fault] if error > LEARNED else []
 
 
 def check_numbers(data: Demonstrations, time_F1: Tensor | None, config: RunConfig, spec: EnvSpec) -> list[Fault]:
     """Return the faults that the numbers alone show. UserError for data of another task."""
     try:
-        doubts = check_fits(data, spec, Path(str(config.data)), config.data_keys)
-        faults = [Fault("units", False, doubt, "in all frames", "") for doubt in doubts]
+        doubts, serious = check_fits(data, spec, Path(str(config.data)), config.data_keys), False
     except Unfit as error:
-        faults = [Fault("numbers", True, str(error), "in all frames", "")]
+        doubts, serious = [str(error)], True
+    faults = []
+    for doubt in doubts:
+        what, _, options = doubt.partition(IF_SO)
+        cure = f"Give {options}" if options else "Check how it was recorded"
+        faults.append(Fault("numbers", serious, what, "in all frames", cure))
     normalizer = RunningNormalizer(spec.state_dim)
     normalizer.fit(data.state_FS)
     clipped_S = (normalizer(data.state_FS).abs() >= normalizer.clip).float().mean(0)
     if names := [f"{spec.state_names[i]} in {clipped_S[i]:.2%} of the frames" for i in clipped_S.nonzero()[:, 0]]:
-        told = f"the normaliser clips {len(names)} entries of the state, at {normalizer.clip:g} standard deviations"
+        told = f"the normaliser clips entries of the state at {normalizer.clip:g} standard deviations: {len(names)}"
         faults.append(Fault("outliers", False, told, listed(names), "Remove false measurements"))
     return faults + check_frames(data, time_F1, spec)
 
 
-def examine(config: RunConfig) -> Result:
+def examine(config: RunConfig) -> tuple[dict[str, Any], list[Fault]]:
     """Examine the run's data set; return what was done, and the faults, serious ones first.
 
     UserError if there is no data set, or it is one of another task.
@@ -236,17 +244,15 @@ def examine(config: RunConfig) -> Result:
     try:
         data = read(path, config.data_keys, [camera.name for camera in spec.cameras])
     except Unfit as error:
-        faults = [Fault("numbers", True, str(error), "in the frame that is named", "Remove or mend such frames")]
-    else:
-        result |= {"episodes": len(data.episode_F.unique()), "frames": len(data.episode_F)}
-        found = read_features(path, ("timestamp", DISTURBANCE, PLAN))
-        recorded = recording(config, spec, data, found)
+        return result, [Fault("numbers", True, str(error), "in the frame that is named", "Remove or mend such frames")]
+    result |= {"episodes": len(data.episode_F.unique()), "frames": len(data.episode_F)}
+    found = read_features(path, ("timestamp", DISTURBANCE, PLAN))
+    numbers = check_numbers(data, found.get("timestamp"), config, spec)
+    result["replay"], faults, data = check_replay(config, spec, data, found)
+    if PLAN in found or faults:  # then replays tried what the numbers alone suggest
         numbers = check_numbers(data, found.get("timestamp"), config, spec)
-        fits = all(fault.name != "numbers" for fault in numbers)
-        result["replay"], wrong = check_replay(recorded) if isinstance(recorded, Recording) else (recorded, [])
-        result["overfit"], unlearned = check_imitation(config, data, recorded) if fits else (None, [])
-        faults = [*wrong, *unlearned, *numbers]
-    faults.sort(key=lambda fault: not fault.serious)
-    given = " (of the numbers that your data_keys give)" if config.data_keys else ""
-    faults = [fault._replace(cure=fault.cure + given * ("data_keys" in fault.cure)) for fault in faults]
-    return result, faults
+        numbers = [one._replace(cure="Check how it was recorded") if one.name == "numbers" else one for one in numbers]
+    if not any(fault.serious and fault.name == "numbers" for fault in numbers):
+        result["overfit"], unlearned = check_imitation(config, data)
+        faults += unlearned
+    return result, sorted([*faults, *numbers], key=lambda fault: not fault.serious)

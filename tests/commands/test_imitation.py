@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import re
+import shlex
 import shutil
 from collections import Counter
 from dataclasses import replace
@@ -297,7 +297,7 @@ def test_actions_in_percent_are_refused_and_learned_from_with_the_options_of_the
     assert (refused.code, refused.stdout) == (2, "")
     assert "its action goes beyond -1 to 1, which is all that task reach allows: dx from" in refused.stderr
     assert not out.exists()
-    words = re.findall(r"data_keys\S+", " ".join(refused.stderr.split()))
+    words = shlex.split(refused.stderr.partition(". If so, give ")[2])
     outcome = run_train(*SFT, f"data={data}", f"out={out}", *words)
     assert outcome.code == 0, outcome.stderr
     assert outcome.result["validation_loss"] == pytest.approx(imitated[1].result["validation_loss"], rel=1e-3)

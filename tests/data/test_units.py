@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import shlex
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -43,7 +44,8 @@ def written(path: Path, action: Tensor = SHARES, state: Tensor = STATE, spec: En
 
 def options(message: str) -> dict[str, Any]:
     """The data_keys that a message gives, as the command line reads them."""
-    return nest(parse_overrides(re.findall(r"data_keys\.\S+=\[[^ ]*\]", message)))["data_keys"]
+    words = shlex.split(message.partition("give ")[2])
+    return nest(parse_overrides(words))["data_keys"]
 
 
 def refused(path: Path, keys: dict[str, Any] | None = None) -> str:
@@ -71,11 +73,11 @@ def test_numbers_in_the_space_are_taken_as_they_are(tmp_path: Path) -> None:
     ("action", "named"),
     [
         (100 * SHARES, "dx from -90 to 100 (percent?), djoint from -90 to 100 (percent?), gripper from"),
-        (50 * (SHARES + 1), "dx from 5 to 100 (percent?)"),
+        (50 * (SHARES + 1), "dx from 5 to 100 (numbers from 0 to 100 for -1 to 1?)"),
         (SHARES * torch.tensor([60.0, 27 / math.pi, 1, 1]), "dx from -54 to 60 (mm?), djoint from -7.735 to 8.594"),
         (SHARES * torch.tensor([1, 1, 1, 87.0]), "torque from -78.3 to 87 (percent?)"),
-        (SHARES * torch.tensor([1, 1, 1, 870.0]), "torque from -783 to 870 (shares of the largest?)"),
-        (SHARES.masked_fill(torch.tensor([False] * 3 + [True]), 70.0), "torque from 70 to 70 (percent?)"),
+        (SHARES * torch.tensor([1, 1, 1, 870.0]), "torque from -783 to 870 (numbers from -870 to 870 for -1 to 1?)"),
+        (SHARES.masked_fill(torch.tensor([False] * 3 + [True]), 70.0), "from 70 to 70 (numbers from 0 to 100 for"),
     ],
     ids=["percent", "percent from 0", "mm and degrees", "one entry", "no unit", "constant"],
 )  # fmt: skip
@@ -104,7 +106,7 @@ def test_entries_that_use_hardly_any_of_the_space_are_named(tmp_path: Path) -> N
     """In the units of the command: all but the last are far below 1."""
     path = written(tmp_path, OFFSET + SCALE * SHARES)
     (line,) = check_fits(read(path), SPEC, path)
-    assert "its action uses less than a tenth of -1 to 1" in line
+    assert "its action uses a small part of -1 to 1" in line
     assert "dx from -0.054 to 0.06 (m?)" in line
     assert "gripper from -0.0075 to 0.04 (m?)" in line
     assert "torque" not in line
@@ -118,11 +120,21 @@ def test_entries_that_use_hardly_any_of_the_space_are_named(tmp_path: Path) -> N
     assert line.endswith("torque from -0.009 to 0.01")
 
 
+def test_a_gripper_in_half_of_its_range_is_named(tmp_path: Path) -> None:
+    """LeRobot's unit; a step may well have one direction."""
+    path = written(tmp_path, torch.stack([SHARES[:, 0].abs().round(), *SHARES.T[1:]], 1))
+    assert check_fits(read(path), SPEC, path) == []
+    path = written(tmp_path / "gripper", torch.stack([*SHARES.T[:2], SHARES[:, 2].round().abs(), SHARES[:, 3]], 1))
+    (line,) = check_fits(read(path), SPEC, path)
+    assert "gripper from 0 to 1 (numbers from 0 to 1; if from 1 to 0, scale -2 and offset 1?)" in line
+    assert options(line) == {"action": {"scale": [1, 1, 2, 1], "offset": [0, 0, -1, 0]}}
+
+
 def test_states_too_large_for_their_unit_are_named(tmp_path: Path) -> None:
-    degrees = STATE * torch.tensor([180 / math.pi, 1, 1, 1])
+    degrees = STATE * torch.tensor([180 / math.pi, 180 / math.pi, 1, 1])
     path = written(tmp_path, state=degrees)
     (line,) = check_fits(read(path), SPEC, path)
-    assert "too large for the task's units: joint_pos[0] from -143.2 to 114.6 (degrees?). To convert it" in line
+    assert "too large for the task's units: joint_pos[0] from -143.2 to 114.6 (degrees?), joint_pos[1] from" in line
     torch.testing.assert_close(converted(path, line).state_FS, STATE, atol=1e-4, rtol=1e-4)
 
 
