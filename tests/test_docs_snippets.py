@@ -88,6 +88,11 @@ def commands(page: str) -> list[list[str]]:
 def compose(command: str, words: list[str], patch: pytest.MonkeyPatch) -> None:
     """Compose the options of a command as it does, and end it then; fail where it refuses one."""
     found, last = importlib.import_module(f"embodied.{_module(command)}"), LAST_STEP.get(command, "from_mapping")
+    if command == "preflight":  # of a data set that the reader has
+        meta = Path(with_first_key(words, "data")[0].removeprefix("data=")) / "meta"
+        meta.mkdir(parents=True, exist_ok=True)
+        for file in ("info.json", "recorded_with.json"):
+            (meta / file).write_text('{"task": "reach"}')
     place = found if hasattr(found, last) else options
     original: Callable[..., Any] = getattr(place, last)
 
