@@ -78,9 +78,8 @@ def train(argv: Sequence[str]) -> dict[str, Any]:
             except Stopped as stopped:
                 with_page(stopped.result)
                 raise
-    if session.reached and (session.run_dir / CERTIFICATE_FILE).exists():
-        return with_page(result)  # one made now might have less time
-    return with_page(with_certificate(result))
+    kept = session.reached and (session.run_dir / CERTIFICATE_FILE).exists()  # one made now might have less time
+    return with_page(result if kept else with_certificate(result))
 
 
 def with_certificate(result: dict[str, Any]) -> dict[str, Any]:

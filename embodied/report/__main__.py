@@ -22,13 +22,13 @@ import numpy as np
 
 from embodied.core.errors import UserError
 from embodied.core.options import Text, config_dataclass
+from embodied.report.curves import SUCCESS
 from embodied.report.page import Film
 from embodied.session.command import command
 from embodied.session.config import read_acting
 from embodied.session.files import read_json
 from embodied.session.results.page import write_page
 
-TRIED = 100  # episodes that films are chosen from, of a run without a final evaluation
 FILMS = 6  # at most
 MOST_BYTES = 3_500_000  # of all films: a third more in the page
 
@@ -68,32 +68,24 @@ def main(options: ReportConfig) -> dict[str, Any]:
 
 
 def film(run_dir: Path, most: int) -> list[Film]:
-    """Film episodes of the final evaluation with the last checkpoint, half of them failures if there are as many.
+    """Film episodes of the final evaluation of the last checkpoint, half of them failures if there are as many.
 
-    Without a final evaluation of this checkpoint, ``TRIED`` of its episodes are run first. UserError for a run without
-    a checkpoint, or whose environments cannot be rendered.
+    UserError for a run without such an evaluation, or whose environments cannot be rendered.
     """
     config = read_acting(run_dir, "auto")
-    from embodied.core.spec import SUCCESS  # import torch
-    from embodied.report.video import record
-    from embodied.runtime.evaluator import run_episodes
+    from embodied.report.video import record  # import torch
     from embodied.session import factories
-    from embodied.session.kept_episodes import SOLVED, read_episodes
+    from embodied.session.kept_episodes import read_episodes
     from embodied.session.results.filming import filming
 
-    found, noise = factories.load_checkpoint(run_dir, "last"), config.runtime.eval_noise
+    found = factories.load_checkpoint(run_dir, "last")
     policy = factories.load_policy(config, found).to(factories.acting_device(config))
-    path = run_dir / "eval" / f"final_{found.env_steps}.json"
-    final = read_json(path)
-    number = final["episodes"] if "checkpoint_sha256" in final else TRIED
+    path, noise = run_dir / "eval" / f"final_{found.env_steps}.json", config.runtime.eval_noise
+    number = read_json(path).get("episodes")
+    if number is None:
+        raise UserError(f"it has no final evaluation of {found.path.name}, whose episodes could be filmed")
+    solved_M = [row.get(SUCCESS, True) for row in read_episodes(path, number)]
     plans = factories.evaluation_plans(factories.make_spec(config), number, config.seed)
-    if "checkpoint_sha256" in final:
-        solved_M = [row.get(SOLVED, True) for row in read_episodes(path, number)]
-    else:
-        with filming(config, number) as (env, _):
-            episodes = run_episodes(policy, env, plans, noise)
-        assert episodes is not None
-        solved_M = episodes.at_end[SUCCESS].tolist() if SUCCESS in episodes.at_end else [True] * number
     failures, successes = ([i for i in range(number) if solved_M[i] == solved] for solved in (False, True))
     failures = failures[: max(most // 2, most - len(successes))]
     chosen = successes[: most - len(failures)] + failures

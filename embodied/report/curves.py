@@ -75,11 +75,8 @@ class Group:
         values, episodes = [e[self.metric] for e in found], sum(e["episodes"] for e in found)
         fresh = "fresh episodes" if self.final else "episodes during training"
         if len({*values}) > 1:
-            return (
-                fmean(values),
-                t_interval(values),
-                f"t interval of the mean of {len(found)} seeds, {episodes} {fresh}",
-            )
+            note = f"t interval of the mean of {len(found)} seeds, {episodes} {fresh}"
+            return fmean(values), t_interval(values), note
         if self.metric != SUCCESS:
             return values[0], None, "a return has an interval over seeds alone"
         note = "other seeds may differ by more" if len(found) == 1 else f"all {len(found)} seeds ended alike"

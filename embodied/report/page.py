@@ -204,13 +204,9 @@ def waits(run: Run) -> Iterator[list[Any]]:
 
 
 def checks(run: Run) -> Iterator[list[Any]]:
-    """Yield rows of the checks of a certificate; one that there was no time for has neither passed nor failed.
-
-    If the certificate is not of the last checkpoint, the first row says so, and no check holds.
-    """
+    """Yield rows of the checks of a certificate, after one that says why it is not of the last checkpoint."""
     if run.doubt:
-        none = Html('<b class="bad">no</b>')
-        yield [run.status["run"], run.certificate.get("checkpoint"), "is of the last checkpoint", none, run.doubt]
+        yield [run.status["run"], None, "is of the last checkpoint", Html('<b class="bad">no</b>'), run.doubt]
     for name, check in run.certificate.get("checks", {}).items():
         word, kind = {True: ("yes", "good"), False: ("no", "bad"), None: ("open", "quiet")}[check["passed"]]
         word, kind = ("outdated", "quiet") if run.doubt else (word, kind)
@@ -278,8 +274,7 @@ def next_commands(run: Run, group: Group) -> dict[str, str]:
 
 
 def commands(run: Run, group: Group, shown: bool) -> str:
-    named = next_commands(run, group).items()
-    found = "".join(f"<p>{name}</p><pre>{escape(command)}</pre>" for name, command in named)
+    found = "".join(f"<p>{name}</p><pre>{escape(line)}</pre>" for name, line in next_commands(run, group).items())
     return f"<details {'open' if shown else ''}><summary>{escape(run.status['run'])}</summary>{found}</details>"
 
 

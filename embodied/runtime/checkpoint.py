@@ -9,25 +9,23 @@ Timeline of ``save``: write everything into a hidden folder, flush it to the dis
 tensors and plain values, written by ``torch.save`` and read with ``weights_only=True``, so no pickled code is run.
 """
 
-from __future__ import annotations
-
 import hashlib
 import io
 import json
 import logging
 import os
-import re
 import shutil
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+from torch import Tensor
 
 from embodied.core.errors import UserError, one_line
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from embodied.runtime.checkpoint_names import newest, newest_first, steps_of
 
 log = logging.getLogger(__name__)
 
@@ -57,8 +55,6 @@ def save(run_dir: Path, env_steps: int, state: Mapping[str, Any], *, keep: int =
     None: there is no such checkpoint, and none is deleted for being newer. Return the path of the new checkpoint.
     OSError (for instance a full disk) leaves nothing half-written and the earlier checkpoints in place.
     """
-    import torch  # slow, and the names of checkpoints do not need it
-
     folder = run_dir / "checkpoints"
     folder.mkdir(parents=True, exist_ok=True)
     for leftover in folder.glob(".saving-*"):  # from a process that was killed
@@ -125,8 +121,6 @@ def load_last(run_dir: Path, only: str | None = None) -> Checkpoint:
 
 def load(folder: Path, only: str | None = None) -> Checkpoint:
     """Load one checkpoint. CorruptCheckpoint if a needed file is missing, damaged or unreadable."""
-    import torch
-
     files, env_steps = _read_manifest(folder)
     state = {}
     for name, expected in files.items():
@@ -155,8 +149,6 @@ def policy_hash(folder: Path) -> str:
 
 def read_weights(found: object, where: str) -> dict[str, Tensor]:
     """Return the value of a policy's file; UserError unless it has tensors by name. where: start of the message."""
-    from torch import Tensor
-
     if not isinstance(found, Mapping) or not all(
         isinstance(key, str) and isinstance(value, Tensor) for key, value in found.items()
     ):
@@ -211,21 +203,3 @@ def _flush_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def newest_first(folder: Path) -> list[Path]:
-    """Return the checkpoints ``step_<env_steps>`` in a folder of them, the newest first."""
-    steps = [path for path in folder.glob("step_*") if re.fullmatch(r"step_\d+", path.name)]
-    return sorted(steps, key=steps_of, reverse=True)
-
-
-def newest(run_dir: Path) -> Path:
-    """Return the newest checkpoint of a run. UserError if it has none."""
-    for path in newest_first(run_dir / "checkpoints"):
-        return path
-    raise UserError(f"{run_dir} has no checkpoint yet")
-
-
-def steps_of(path: Path) -> int:
-    """Return the steps of a checkpoint by its name."""
-    return int(path.name.removeprefix("step_"))

@@ -11,14 +11,12 @@ from types import MappingProxyType
 from typing import Annotated, Any
 
 from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 from pydantic import Field
-from yaml import YAMLError
 
 import embodied
 from embodied.algos.registry import ALGORITHMS
 from embodied.core.config import GROUPS, PRESETS, apply_values, compose, read_preset
-from embodied.core.errors import UserError, one_line, unknown_name
+from embodied.core.errors import UserError, unknown_name
 from embodied.core.options import (
     NonNegative,
     NonNegativeInt,
@@ -34,13 +32,12 @@ from embodied.envs.registry import DEFAULT_FAMILY, FAMILIES, TASKS, sim_options,
 from embodied.policies.config import POLICIES
 from embodied.runtime.config import RuntimeConfig
 from embodied.runtime.registry import RUNTIMES
-from embodied.session.files import CONFIG_FILE, check_run_dir, is_section
+from embodied.session.files import CHANGEABLE, CONFIG_FILE, read_sections
 
 CONFIG_DIR = Path(embodied.__file__).parent / "configs"
 PRETRAINED = "pretrained"  # folder of a run whose policy wraps another library's model
 SHORTHANDS = {"max_staleness": "runtime.max_staleness", "device": "runtime.device", "trace": "runtime.trace"}
 DECISIONS = 4  # default of runtime.decisions; with chunks of 4 actions, 16 control steps
-CHANGEABLE = ("total_steps", "max_minutes", "stop_at_success", "eval_episodes", "checkpoint_minutes")
 
 
 @config_dataclass
@@ -118,14 +115,8 @@ def compose_run(overrides: Mapping[str, Any], derived: Mapping[str, Any] = Mappi
 
 def read_run(run_dir: Path) -> RunConfig:
     """Read the configuration of a run. UserError if the directory is not that of a run."""
-    path = run_dir / CONFIG_FILE
-    check_run_dir(run_dir)
-    try:
-        mapping = OmegaConf.to_container(OmegaConf.load(path))
-    except (OmegaConfBaseException, YAMLError, OSError, UnicodeDecodeError) as error:
-        raise UserError(f"cannot read {path}: {one_line(error)}") from error
-    sections = mapping if isinstance(mapping, dict) else {}
-    missing = [group for group in GROUPS if not is_section(sections.get(group))]
+    path, sections = run_dir / CONFIG_FILE, read_sections(run_dir)
+    missing = [group for group in GROUPS if group not in sections]
     if missing == ["sampler"]:
         raise UserError(f"{path} is of a run of an earlier version of this code, which this version cannot read")
     if missing:
@@ -133,7 +124,7 @@ def read_run(run_dir: Path) -> RunConfig:
     if "num_workers" in sections["runtime"]:  # its name in earlier versions of this code
         sections["runtime"]["num_env_workers"] = sections["runtime"].pop("num_workers")
     try:
-        config = resolve({str(key): value for key, value in sections.items()})
+        config = resolve(sections)
     except UserError as error:
         raise UserError(f"{path} does not fit this version of the code: {error}") from error
     return with_architecture(config, run_dir)

@@ -22,6 +22,7 @@ from embodied.envs.base.delayed import DelayedEnv
 from embodied.envs.registry import FAMILIES, split_name
 from embodied.policies import POLICIES
 from embodied.runtime import checkpoint, evaluate, threads
+from embodied.runtime.checkpoint_names import newest_first
 from embodied.runtime.config import EvalNoise
 from embodied.runtime.evaluator import MAX_EVAL_ENVS
 from embodied.runtime.recipe import device_of
@@ -200,7 +201,7 @@ def load_checkpoint(run_dir: Path, name: str) -> checkpoint.Checkpoint:
     """Load the policy's part of a checkpoint: ``last`` or ``step_<env_steps>``. UserError if it is damaged."""
     if name == "last":
         return checkpoint.load_last(run_dir, only="policy")
-    folders = {path.name: path for path in checkpoint.newest_first(run_dir / "checkpoints")}
+    folders = {path.name: path for path in newest_first(run_dir / "checkpoints")}
     if name not in folders:
         raise unknown_name("checkpoint", name, ["last", *folders])
     return checkpoint.load(folders[name], only="policy")

@@ -1,10 +1,12 @@
 """Files of a run that other processes read: its lock and its state. Imports no torch.
 
 training: lock_run, Journal ──► .lock, state.json, warnings.log ──► session/results/state.py: lock_owner, read_json
+embodied.audit ──► certificate.json ──► read_certificate: is it of the last checkpoint?
 """
 
 import errno
 import fcntl
+import hashlib
 import json
 import logging
 import os
@@ -16,11 +18,20 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TextIO
 
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
+
+from embodied.core.config import GROUPS
 from embodied.core.errors import UserError, one_line
+from embodied.deployment.bundle.format import sha256
 from embodied.report.metrics import write_json
+from embodied.runtime.checkpoint_names import newest_first
 from embodied.session.command import Stopped
 
 CERTIFICATE_FILE = "certificate.json"
+CHANGEABLE = ("total_steps", "max_minutes", "stop_at_success", "eval_episodes", "checkpoint_minutes")
+"""Keys of a run that may change when it is resumed, as options of algo and runtime may."""
 CONFIG_FILE = "config.yaml"
 LOCK_FILE = ".lock"
 STATE_FILE = "state.json"
@@ -35,9 +46,21 @@ def check_run_dir(run_dir: Path) -> None:
         raise UserError(f"'{run_dir}' {kind}: give the directory that train wrote, such as runs/reach/flow-ppo-...")
 
 
-def is_section(found: object) -> bool:
-    """Return whether a part of ``config.yaml`` is a section that names what it configures."""
-    return isinstance(found, dict) and isinstance(found.get("name"), str)
+def read_sections(run_dir: Path) -> dict[str, Any]:
+    """Read the ``config.yaml`` of a run of any version; only its form is checked. UserError, in one line."""
+    path = run_dir / CONFIG_FILE
+    check_run_dir(run_dir)
+    try:
+        found = OmegaConf.to_container(OmegaConf.load(path))
+    except (OmegaConfBaseException, YAMLError, OSError, UnicodeDecodeError) as error:
+        raise UserError(f"cannot read {path}: {one_line(error)}") from error
+    config = {str(key): value for key, value in found.items()} if isinstance(found, dict) else {}
+    parts = [config.get(group) for group in GROUPS if group == "task" or group in config]
+    named = all(isinstance(part, dict) and isinstance(part.get("name"), str) for part in parts)
+    limits = [config.get(key) for key in ("total_steps", "max_minutes")]
+    if not named or not all(isinstance(limit, int | float | None) for limit in limits):
+        raise UserError(f"{path} is not the configuration of a run")
+    return config
 
 
 def check_new_dir(path: Path, hint: str = "") -> None:
@@ -99,6 +122,33 @@ def read_json(path: Path) -> dict[str, Any]:
     except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}
+
+
+def read_certificate(run_dir: Path) -> tuple[dict[str, Any], str | None, list[str]]:
+    """Return the certificate of a run, {} without one; why it says nothing of the last checkpoint; what has changed.
+
+    The reason is None if there is no certificate. The last are names of files that differ from those examined.
+    """
+    path = run_dir / CERTIFICATE_FILE
+    content = read_json(path)
+    if not all(isinstance(content.get(key), dict) for key in ("checks", "files")):
+        return {}, f"{path} cannot be read" if path.exists() else None, []
+    last = [*newest_first(run_dir / "checkpoints"), Path("missing")][0]
+    if last.name != content.get("checkpoint"):
+        return content, f"{path} is of {content.get('checkpoint')}, the last checkpoint is {last.name}", []
+    changed = sorted({name for name, _ in hashes(run_dir, last).items() ^ content["files"].items()})
+    return content, f"{', '.join(changed)} changed since {path} was written" if changed else None, changed
+
+
+def hashes(run_dir: Path, folder: Path) -> dict[str, str]:
+    """Return the SHA-256 of what a certificate is about: the configuration and the files of a checkpoint.
+
+    The lines of ``config.yaml`` that any resumed training may change, such as its limits, do not count.
+    """
+    lines = (run_dir / CONFIG_FILE).read_bytes().splitlines(keepends=True)
+    kept = b"".join(line for line in lines if line.partition(b":")[0].decode() not in CHANGEABLE)
+    files = {str(file.relative_to(run_dir)): sha256(file) for file in sorted(folder.iterdir())}
+    return {CONFIG_FILE: hashlib.sha256(kept).hexdigest(), **files}
 
 
 class Journal:

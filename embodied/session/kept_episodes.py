@@ -5,21 +5,18 @@
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 import torch
 
 from embodied.core.errors import UserError
-from embodied.core.statistics import wilson_interval
 from embodied.report.metrics import read_metrics, write_atomically, write_json
 from embodied.runtime.checkpoint import policy_hash
 
 SUFFIX = ".episodes.jsonl"
-SOLVED = "success_at_end"
 
 
 def write_evaluation(path: Path, found: Mapping[str, Any], folder: Path) -> dict[str, Any]:
@@ -50,18 +47,8 @@ def read_episodes(path: Path, number: int) -> list[dict[str, Any]]:
     kept = path.with_suffix(SUFFIX)
     if not kept.is_file():
         raise UserError(f"eval={path} has no episodes beside it: {kept.name} is missing")
-    rows = [row for row in read_metrics(kept) if isinstance(row, dict) and {"env", "actions", "return"} <= row.keys()]
+    rows = [row for row in read_metrics(kept) if isinstance(row, dict) and {"env", "actions"} <= row.keys()]
     if len(rows) != number:
         found = f"{kept.name} has {len(rows)} whole records"
         raise UserError(f"eval={path} is of {number} episodes, {found}: one was cut off or changed")
     return rows
-
-
-def figures(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return what records of episodes give of a result: rates at the end of episodes, and mean return and length."""
-    held = {key: sum(row[key] for row in rows) for key in rows[0] if key.endswith("_at_end")}
-    found: dict[str, Any] = {key: number / len(rows) for key, number in held.items()}
-    if SOLVED in held:
-        found[f"{SOLVED}_ci95"] = list(wilson_interval(held[SOLVED], len(rows)))
-    means = {"return_mean": "return", "episode_length_mean": "length"}
-    return found | {name: round(fmean(row[key] for row in rows), 4) for name, key in means.items()}

@@ -57,8 +57,7 @@ class Session:
         self.saved_at_s = running_s()
         self.stop: dict[str, Any] | None = None
         """``stop`` of the result: what ended training, if that was ``stop_at_success``."""
-        self.reached: list[str] = []
-        """Limits that a resumed run had reached before, so that nothing is trained."""
+        self.reached: list[str] = []  # limits that a resumed run had reached before, so that nothing is trained
 
     @classmethod
     def new(cls, config: RunConfig, start_s: float) -> Session:
@@ -107,8 +106,7 @@ class Session:
             if self.found is not None:
                 progress.message(f"going on from {self.found.path}")
             if self.reached:
-                keys = " and ".join(limit.partition("=")[0] for limit in self.reached)
-                progress.message(f"nothing to train: {' and '.join(self.reached)} is reached; to go on, raise {keys}")
+                progress.message(f"nothing to train: {' and '.join(self.reached)} is reached; raise it to go on")
             try:
                 with stop_on_signals() as stop:
                     trained_s = self.wall_s if self.reached else self._train(stop, trainer, writer, progress)
@@ -126,8 +124,7 @@ class Session:
             trainer.policy.save_pretrained(self.run_dir / PRETRAINED)
             if self.config.eval_episodes:
                 size = trainer.evaluation_size()
-                trained = "" if self.reached else f"trained for {duration(trained_s)}; "
-                progress.message(f"{trained}evaluating {size}")
+                progress.message(f"{'' if self.reached else f'trained for {duration(trained_s)}; '}evaluating {size}")
                 found = trainer.evaluate(progress.evaluating(size))
                 path = self.run_dir / "eval" / f"final_{trainer.steps}.json"
                 result["eval"] = write_evaluation(path, found, self.run_dir / "checkpoints" / f"step_{trainer.steps}")

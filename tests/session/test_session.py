@@ -20,7 +20,7 @@ from embodied.core.policy import Policy
 from embodied.core.statistics import wilson_interval
 from embodied.report import progress
 from embodied.report.metrics import evaluated_success, read_metrics
-from embodied.runtime import checkpoint
+from embodied.runtime.checkpoint_names import newest_first
 from embodied.session.command import Stopped
 from embodied.session.config import RunConfig, compose_run, read_run, resume_run
 from embodied.session.factories import make_policy, make_spec
@@ -202,7 +202,7 @@ def test_a_failure_says_how_to_go_on_if_there_is_something_to_go_on_from(
 def test_rows_after_the_checkpoint_are_made_again(tmp_path: Path) -> None:
     path = tmp_path / "run"
     run(new(path, checkpoint_minutes=0))
-    newest = checkpoint.newest_first(path / "checkpoints")[0]
+    newest = newest_first(path / "checkpoints")[0]
     (newest / "manifest.json").unlink()
     session = resume(path)
     assert session.found is not None

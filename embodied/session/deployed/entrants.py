@@ -81,11 +81,9 @@ def read_entrant(
         allowed = "the directory of a run, of a checkpoint or of a bundle, or ws://host:port"
         raise UserError(f"policies: '{name}' is no policy; allowed: {allowed}")
     config = read_acting(run_dir, device)
-    found = load_checkpoint(run_dir, checkpoint)
+    found, noise = load_checkpoint(run_dir, checkpoint), noise or config.runtime.eval_noise
     policy, origin = load_policy(config, found), identity(found.path)
-    return Entrant(
-        name, config, policy, make_spec(config), noise or config.runtime.eval_noise, origin, config.max_delay
-    )
+    return Entrant(name, config, policy, make_spec(config), noise, origin, config.max_delay)
 
 
 def _read_planned(

@@ -12,15 +12,13 @@ from omegaconf import OmegaConf
 
 from embodied.core.config import GROUPS
 from embodied.core.errors import UserError
-from embodied.deployment.bundle.format import sha256
 from embodied.report.curves import Run
 from embodied.report.metrics import METRICS_FILE, read_metrics, write_atomically
 from embodied.report.page import Film, page
 from embodied.session.config import CONFIG_DIR, to_mapping
 from embodied.session.defaults import compose_new
-from embodied.session.files import read_json
-from embodied.session.results.certificate import read_certificate
-from embodied.session.results.state import read_sections, read_status, shares_of
+from embodied.session.files import read_certificate, read_json, read_sections
+from embodied.session.results.state import read_status, shares_of
 
 PAGE_FILE = "page.html"
 
@@ -53,21 +51,17 @@ def read_run_files(run_dir: Path) -> Run:
     if not rows:
         faults.append(f"{METRICS_FILE} is missing or empty: steps, times and curves are not known")
     last = finals.get(status["steps"] if rows else max(finals), "")  # not that of a run that was trained further
-    final = files.get(last, {})
-    policy = run_dir / "checkpoints" / str(final.get("checkpoint")) / "policy.pt"
-    if "checkpoint_sha256" in final and policy.is_file() and sha256(policy) != final["checkpoint_sha256"]:
-        faults.append(f"{policy} changed since its final evaluation")
     wall_s = {row["iteration"]: row["wall_s"] for row in rows}
     evaluations = [
         found | {"steps": found["env_steps"], "wall_s": wall_s[found["iteration"]]}
         for found in sorted(during, key=lambda found: int(found["iteration"])) if found["iteration"] in wall_s
     ]  # fmt: skip
-    results = {"final": final} if final else {}
+    results = {"final": files[last]} if last in files else {}
     results |= {f"confirmation, {e['steps']} steps": e["confirmation"] for e in evaluations if "confirmation" in e}
     results |= {name: found for name, found in files.items() if name != last and found not in during}
-    config, of = flat(sections), read_certificate(run_dir)
-    differs = defaults_of(sections)
-    return Run(status, config, differs, rows, shares_of(rows), evaluations, results, of.content, of.doubt, faults)
+    certificate, doubt, _ = read_certificate(run_dir)
+    config, defaults, waits = flat(sections), defaults_of(sections), shares_of(rows)
+    return Run(status, config, defaults, rows, waits, evaluations, results, certificate, doubt, faults)
 
 
 def defaults_of(sections: Mapping[str, Any]) -> dict[str, Any]:

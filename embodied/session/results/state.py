@@ -5,41 +5,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from embodied.core.config import GROUPS
-from embodied.core.errors import UserError, one_line
 from embodied.report.metrics import METRICS_FILE, read_metrics, steps_of
 from embodied.report.progress import share_done, time_left
-from embodied.session.files import (
-    CONFIG_FILE,
-    STATE_FILE,
-    WARNINGS_FILE,
-    check_run_dir,
-    is_section,
-    lock_owner,
-    read_json,
-)
+from embodied.session.files import STATE_FILE, WARNINGS_FILE, lock_owner, read_json, read_sections
 
 ROWS = 20
 """Rows of metrics.jsonl that rates and shares are means over."""
 ALIVE = ("starting", "training", "evaluating", "running")
 """States in which a process works on the run; ``running`` is written by an earlier version."""
-
-
-def read_sections(run_dir: Path) -> dict[str, Any]:
-    """Read the ``config.yaml`` of a run of any version, unchecked. UserError if the directory is not that of a run."""
-    check_run_dir(run_dir)
-    try:
-        config = yaml.safe_load((run_dir / CONFIG_FILE).read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise UserError(f"cannot read {run_dir / CONFIG_FILE}: {one_line(error)}") from error
-    found: dict[str, Any] = config if isinstance(config, dict) else {}
-    named = all(is_section(found.get(group)) for group in GROUPS if group == "task" or group in found)
-    limits = [found.get(key) for key in ("total_steps", "max_minutes")]
-    if not named or not all(isinstance(limit, int | float | None) for limit in limits):
-        raise UserError(f"{run_dir / CONFIG_FILE} is not the configuration of a run")
-    return found
 
 
 def read_status(run_dir: Path) -> dict[str, Any]:
