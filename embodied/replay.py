@@ -15,7 +15,7 @@ machines, versions and instruction sets may round differently: see "made_with" a
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from statistics import fmean
@@ -103,22 +103,27 @@ def main(options: ReplayConfig) -> dict[str, Any]:
         with filming.filming(config, number, delay) as filmed:
             filming.film_evaluation(*filmed, policy, video, result["seed"], result["noise"], first)
         report["video"] = str(video)
-    return verdict(report, path)
+    return verdict(report, before)
 
 
-def verdict(report: dict[str, Any], path: Path) -> dict[str, Any]:
-    """Say what differs, or that nothing does; return the report. Failed with exit code 1 if something differs."""
+def verdict(report: dict[str, Any], before: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Say what differs, or that nothing does; return the report. Failed with exit code 1 if something differs.
+
+    before: the kept records of all episodes.
+    """
     differing, wrong, number = report["differing"], report["figures_differing"], report["episodes"]
     for row in differing[:SHOWN]:
         print(f"episode {row['episode']}: was {row['was']}, is {row['is']}", file=sys.stderr)
     for key, values in wrong.items():
         print(f"{key}: the file says {values['was']}, its episodes give {values['is']}", file=sys.stderr)
     if differing or wrong:
-        what = f"{len(differing)} of {number} episodes differ, {report['outcomes_differing']} in an outcome"
-        raise Failed(f"{what}; {len(wrong)} figures of {path.name} are not those of its episodes", report, 1)
-    same, share = "1 episode is" if number == 1 else f"{number} episodes and the figures are", report["success_at_end"]
-    solved = "" if share is None else f"; {share * number:.0f} of {number} end with success"
-    print(f"{same} the same, action by action{solved}", file=sys.stderr)
+        what = f"episodes that differ: {len(differing)} of {number}, {report['outcomes_differing']} in an outcome"
+        raise Failed(f"{what}; figures of the file that differ: {len(wrong)}", report, 1)
+    text = f"{number} episodes and the figures are the same, action by action"
+    if number == 1:
+        text = f"1 episode is the same, action by action, with{'' if report[SOLVED] else 'out'} success at its end"
+    solved = f"; {sum(row[SOLVED] for row in before)} of {len(before)} end with success" if SOLVED in before[0] else ""
+    print(f"{text}{solved}", file=sys.stderr)
     return report
 
 

@@ -49,8 +49,9 @@ def test_an_evaluation_repeats_and_so_does_each_of_its_episodes(evaluated: Path)
     for episode in (0, 4):
         one = run_replay(f"eval={evaluated}", f"episode={episode}")
         assert (one.code, one.result["episodes"]) == (0, 1), one.stderr
-        assert "1 episode is the same" in one.stderr
-        assert one.result["success_at_end"] in (0.0, 1.0)
+        how = {1.0: "with", 0.0: "without"}[one.result["success_at_end"]]
+        assert f"1 episode is the same, action by action, {how} success at its end; " in one.stderr
+        assert f"{6 * solved:.0f} of 6 end with success" in one.stderr
 
 
 @pytest.mark.parametrize(

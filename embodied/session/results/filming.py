@@ -39,5 +39,5 @@ def film_evaluation(
     """Write a video of episodes of an evaluation, from ``first`` on, side by side."""
     plans = evaluation_plans(env.spec, first + env.num_envs, seed).rows(slice(first, None))
     with closing(Line()) as line:
-        watch = line.evaluating(f"{env.num_envs} episodes", "filmed")
+        watch = line.evaluating("1 episode" if env.num_envs == 1 else f"{env.num_envs} episodes", "filmed")
         record(env, render, policy, plans, [path], seeded=noise == "seeded", watch=watch)
