@@ -2,13 +2,13 @@
 
 from collections.abc import Mapping, Sequence
 from itertools import permutations
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from embodied.core.spec import Box
-from embodied.data.columns import ROUNDING, Column, Conversion, conversions, option_words
+from embodied.data.columns import ROUNDING, Conversion, columns_of, conversions, option_words
 from embodied.data.faults import Fault
 
 SIGN = Conversion("the other sign", -1.0)
@@ -32,13 +32,15 @@ class Meaning(NamedTuple):
         shifts = self.shift + first.shift, self.state_shift + first.state_shift
         return Meaning(first.told + self.told, self.matrix @ first.matrix, *shifts)
 
-    def faults(self, what: str, names: Sequence[str], columns: Mapping[str, Column], where: str) -> list[Fault]:
-        """Return the faults of the column ``what``, state or action; each names the options that cure all."""
+    def faults(self, what: str, names: Sequence[str], keys: Mapping[str, Any], where: str) -> list[Fault]:
+        """Return the faults of the column ``what``, state or action; each names what cures all. keys: ``data_keys``."""
         linear = self.matrix[:-1, :-1]
         order = linear.abs().argmax(1)
         scale = linear.gather(1, order[:, None])[:, 0]
-        options = option_words(what, columns[what], names, order.tolist(), scale, self.matrix[:-1, -1])
-        name, late = (columns["action"].name, self.shift) if self.shift else (columns["state"].name, self.state_shift)
+        state, action = columns_of(keys)
+        column = action if what == "action" else state
+        options = option_words(what, column, names, order.tolist(), scale, self.matrix[:-1, -1])
+        name, late = (action.name, self.shift) if self.shift else (state.name, self.state_shift)
         cures = {"shift": f"Record again, or change each file of data/ in pandas: {MOVE.format(repr(name), -late)}"}
         return [Fault(f"{what} {x}", True, told, where, cures.get(x, f"Give {options}")) for x, told in self.told]
 

@@ -1,7 +1,7 @@
 """Examine demonstrations before imitation: replay their actions in the simulator, and overfit a policy to one episode.
 
 plans and recorded actions ──► simulator ──► states ──compared with the recorded ones──► faults
-               one episode ──► ImitationTrainer ──► policy ──► its error, and an episode from the same start
+               one episode ──► ImitationTrainer ──► policy ──► its error
 
 If the recorded actions do not lead to the recorded states, others are tried: all that differ from the recorded ones in
 one step in time, one unit, one sign or one exchange; then those that differ from the best of them in one more. What is
@@ -25,7 +25,7 @@ from embodied.core.clock import running_s
 from embodied.core.episodes import EpisodePlans, PlanList
 from embodied.core.spec import SUCCESS, Box, EnvSpec
 from embodied.data import Demonstrations, Episode, read, write
-from embodied.data.columns import IF_SO, NAMES, ROUNDING, Unfit, columns_of
+from embodied.data.columns import IF_SO, ROUNDING, Unfit
 from embodied.data.faults import Fault, check_frames, listed
 from embodied.data.lerobot import DISTURBANCE, PLAN, check_fits, read_features
 from embodied.data.meanings import Meaning, meanings
@@ -122,7 +122,6 @@ def check_replay(
         return {"told": recorded}, [], data
     space, exact, (state_MS,) = spec.action, recorded.exact, recorded.compared(recorded.state_ETS[None])
     assert isinstance(space, Box)
-    columns = dict(zip(NAMES, columns_of(config.data_keys), strict=True))
     best, spread_S = Meaning((), torch.eye(space.size + 1)), state_MS.std(0)
     moves_S = spread_S > 1e-4 * state_MS.abs().amax(0).clamp(min=1e-6)  # not by rounding alone
     (replayed_MS,), (solved_E,) = recorded.replay([best])
@@ -147,14 +146,14 @@ def check_replay(
             break
         best, left, replayed_MS = tried[least], float(left_V[least]), state_VMS[least]
     faults = []
-    if left < 0.5 * first or not exact:
+    if not exact or (left < 0.5 * first and (left <= EXPLAINS or best.shift)):  # early actions lack the first one
         where = f"states of replays differ by {first:.2g} of their spread as recorded, by {left:.2g} with this undone"
         serious = exact or bool(data.action_FA.abs().max() > 1 + ROUNDING)
-        faults += [one._replace(serious=serious) for one in best.faults("action", space.names, columns, where)]
+        faults += [one._replace(serious=serious) for one in best.faults("action", space.names, config.data_keys, where)]
         data = replace(data, action_FA=best.apply(data.action_FA)) if exact else data
     if exact and min(left, anywhere) <= EXPLAINS:
         meant = read_states(state_MS.double(), replayed_MS.double(), spec.state_names, moves_S)
-        faults += meant.faults("state", spec.state_names, columns, "compared with the states of replays")
+        faults += meant.faults("state", spec.state_names, config.data_keys, "compared with the states of replays")
         data = replace(data, state_FS=meant.apply(data.state_FS))
     if exact and not faults:
         frame = int(((replayed_MS - state_MS).abs() > 0.01 * spread_S)[:, moves_S].any(1).int().argmax())
@@ -230,7 +229,7 @@ def check_numbers(data: Demonstrations, time_F1: Tensor | None, config: RunConfi
     clipped_S = (normalizer(data.state_FS).abs() >= normalizer.clip).float().mean(0)
     if names := [f"{spec.state_names[i]} in {clipped_S[i]:.2%} of the frames" for i in clipped_S.nonzero()[:, 0]]:
         told = f"the normaliser clips entries of the state at {normalizer.clip:g} standard deviations: {len(names)}"
-        faults.append(Fault("outliers", False, told, listed(names), "Remove false measurements"))
+        faults.append(Fault("outliers", False, told, listed(names), "Check these measurements"))
     return faults + check_frames(data, time_F1, spec)
 
 

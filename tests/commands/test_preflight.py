@@ -146,6 +146,15 @@ def test_what_was_converted_wrongly_gets_options_that_count_both(demos: Path, tm
     assert options(fault["cure"]) == ["data_keys.action.scale=[1,1,1,2]", "data_keys.action.offset=[0,0,0,-1]"]
 
 
+def test_options_that_no_replay_confirms_are_not_given(demos: Path, tmp_path: Path) -> None:
+    """Of steps that no unit explains."""
+    outcome = examine(changed(demos, tmp_path / "set", action=lambda a, e: 3.7 * a**3), *QUICK)
+    found = {fault["name"]: fault for fault in outcome.result["faults"]}
+    assert set(found) == {"replay", "numbers"}
+    assert "which is all that task pick_place allows: dx from -3.7 to 3.7" in found["numbers"]["what"]
+    assert not any(options(fault["cure"]) for fault in found.values())
+
+
 def test_the_sentence_about_shifted_columns_mends_the_files(demos: Path, tmp_path: Path) -> None:
     pandas = pytest.importorskip("pandas")
     path = changed(demos, tmp_path / "set", action=lambda action, episode: action[within(episode, -1)])
