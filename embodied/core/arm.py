@@ -4,8 +4,9 @@
     joint_delta   joint displacements (rad) ─► joint targets
     gripper       wanted finger position (m), followed by at most ``max_step_m`` per control step
 
-Displacements are relative to the measured pose. Training and robots use this law: the simulated arms compute it for all
-envs, a robot's computer for one arm. Every array has the batch last, so every operation is vectorised over it.
+Displacements are relative to the measured pose, or to that of the last targets (``ArmSpec.from_target``). Training and
+robots use this law: the simulated arms compute it for all envs, a robot's computer for one arm. Every array has the
+batch last, so every operation is vectorised over it.
 """
 
 from collections.abc import Callable
@@ -164,9 +165,9 @@ class ToolPose(NamedTuple):
 class ArmLaw:
     """The law of one arm for arrays of a library.
 
-    xp: ``numpy`` or ``torch``. array: makes an array of numbers. least_squares: its ``damped_least_squares``. free:
-    ee_delta controls the position of the tool and, with ``rotation``, its turn about its own axis. That axis is
-    vertical as far as position and limits of joints allow it.
+    xp: ``numpy`` or ``torch``. array: makes an array of numbers. least_squares: its ``damped_least_squares``. With a
+    free orientation ee_delta controls the position of the tool and, with ``rotation``, its turn about its own axis.
+    That axis is vertical as far as position and limits of joints allow it.
     """
 
     def __init__(
@@ -175,9 +176,8 @@ class ArmLaw:
         xp: Any = np,
         array: Callable[[Any], AnyArray] = np.asarray,
         least_squares: Callable[[AnyArray, AnyArray, AnyArray, float], AnyArray] = damped_least_squares,
-        free: bool = False,
     ) -> None:
-        self.arm, self.xp, self.least_squares, self.free = arm, xp, least_squares, free
+        self.arm, self.xp, self.least_squares = arm, xp, least_squares
         self.low_J1, self.high_J1, self.home_J1 = (
             array([[getattr(joint, name)] for joint in arm.joints]) for name in ("low", "high", "home")
         )
@@ -185,13 +185,16 @@ class ArmLaw:
         self.workspace_high_31 = array([[bound] for bound in arm.workspace_high_m])
 
     def joint_targets(self, move_MN: AnyArray, qpos_JN: AnyArray, tool: Callable[[], ToolPose]) -> AnyArray:
-        """Return joint targets [J, N]. move: action without the gripper (m, rad). tool: returns the measured pose."""
+        """Return joint targets [J, N]. move: action without the gripper (m, rad).
+
+        qpos: the joint positions that displacements are relative to. tool: returns the tool's pose at these.
+        """
         if self.arm.control == "joint_delta":
             delta_JN = move_MN
         else:
             pose, prior_JN = tool(), self.arm.posture_gain * (self.home_J1 - qpos_JN)
             twist = self._twist(move_MN, pose)
-            if self.free:
+            if self.arm.orientation == "free":
                 return self._tilting_targets(twist, qpos_JN, pose, prior_JN)
             delta_JN = self.least_squares(pose.jacobian_6JN, twist, prior_JN, self.arm.damping)
         return (qpos_JN + delta_JN).clip(self.low_J1, self.high_J1)
@@ -217,7 +220,7 @@ class ArmLaw:
         return xp.where(stuck_JN, target_JN, wanted_JN).clip(self.low_J1, self.high_J1)
 
     def finger_step(self, wanted_m: AnyArray, target_m: AnyArray) -> AnyArray:
-        """Return the movement of the fingers' target, m. Its rate is limited, so that noise drops no held object."""
+        """Return the movement of the fingers' target. Its rate is limited, so that noise drops no held object."""
         step_m = self.arm.gripper.max_step_m
         return (wanted_m - target_m).clip(-step_m, step_m)
 

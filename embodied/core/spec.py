@@ -7,7 +7,7 @@ it. Nothing here imports torch or a simulator.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import MISSING, asdict, dataclass, fields
 from typing import Any, Literal
 
 import numpy as np
@@ -184,7 +184,10 @@ class JointSpec:
 
 @dataclass(frozen=True, slots=True)
 class GripperSpec:
-    """A parallel gripper. Positions are distances of each finger from the point where the fingers meet, m."""
+    """A gripper with one command. Positions are distances of each finger from the point where the fingers meet, m.
+
+    Of a gripper whose joints turn, they are the positions of these joints, rad.
+    """
 
     open_m: float
     """Target of each finger when the gripper is open."""
@@ -194,6 +197,10 @@ class GripperSpec:
     """Largest movement of the target in one control step."""
     max_position_m: float
     """Position of each finger when the gripper is open as far as it can."""
+    position_unit: Literal["m", "rad"] = "m"
+    """Unit of all positions."""
+    fingers: int = 2
+    """Number of positions that are observed: a robot reports one, which counts for all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,7 +215,7 @@ class ArmSpec:
     gripper: GripperSpec
     """The gripper, which the last entry of an action commands."""
     control: Literal["ee_delta", "joint_delta"]
-    """Meaning of the other entries: displacements of the tool or of the joints, from the present pose."""
+    """Meaning of the other entries: displacements of the tool or of the joints."""
     rotation: bool
     """Whether the entry before the gripper turns the tool about the vertical (``ee_delta`` only)."""
     damping: float
@@ -218,6 +225,21 @@ class ArmSpec:
     workspace_low_m: tuple[float, float, float]
     workspace_high_m: tuple[float, float, float]
     """Corners of the box that the tool centre point's target stays in, base frame."""
+    orientation: Literal["vertical", "free"] = "vertical"
+    """Orientation of the tool with ``ee_delta``; free: it is vertical as far as its position allows it."""
+    from_target: bool = False
+    """Whether displacements are from the pose of the last joint targets; else they are from the measured pose."""
+
+
+ADDED: Mapping[str, Any] = {
+    field.name: field.default for cls in (ArmSpec, GripperSpec) for field in fields(cls) if field.default is not MISSING
+}
+"""Fields that were added to descriptions of arms, with the values of the descriptions that lack them."""
+
+
+def described(value: Any) -> dict[str, Any]:
+    """Return a dataclass with an arm as JSON values. ``ADDED`` fields with these values are left out, as ever."""
+    return asdict(value, dict_factory=lambda pairs: {k: v for k, v in pairs if k not in ADDED or v != ADDED[k]})
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from math import inf, isfinite
 from typing import Any, ClassVar, TypeVar, Union
 
 from embodied.core.errors import TYPES, UserError, missing_key, nearest, one_line, unknown_name, wrong_value
+from embodied.core.spec import ADDED
 
 MAX_MESSAGE = 600  # characters of a message
 MAX_INTEGER = 2**63
@@ -113,10 +114,11 @@ def _plain(kind: type[Any], content: Any, where: str) -> Any:
 
 
 def _dataclass(cls: Any, content: Any, where: str) -> Any:
-    """Return an instance of ``cls`` with the fields of an object; every field must be there, and no other."""
+    """Return an instance of ``cls`` with the fields of an object; every field but ``ADDED`` must be there, no other."""
     if not isinstance(content, Mapping):
         raise wrong_value(where, _short(content), TYPES[dict])
     hints, names = typing.get_type_hints(cls), [field.name for field in fields(cls)]
+    content = {name: value for name, value in ADDED.items() if name in hints} | dict(content)
     lacks, unknown = [name for name in names if name not in content], [key for key in content if key not in names]
     if lacks or unknown:
         lists = ", ".join(lacks) or "nothing", ", ".join(unknown) or "nothing"

@@ -164,7 +164,8 @@ def _parsed(path: Path, text: str) -> tuple[RobotFile, bytes]:
         raise UserError(f"robot {path}: cannot be read: {one_line(error)}") from error
     if not isinstance(data, dict):
         raise UserError(f"robot {path}: got no keys, needed: those of a robot, such as mjcf")
-    return from_mapping(RobotFile, data, f"robot {path.name}"), json.dumps(data, sort_keys=True).encode()
+    said = {key: value for key, value in data.items() if key != "max_velocity"}  # which no simulation depends on
+    return from_mapping(RobotFile, data, f"robot {path.name}"), json.dumps(said, sort_keys=True).encode()
 
 
 def mjcf_path(path: Path, mjcf: str) -> Path:

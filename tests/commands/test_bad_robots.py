@@ -42,7 +42,8 @@ def test_it_is_one_line_and_leaves_nothing(
         start = text.index('<joint name="shoulder_pan"')
         text, words = text[:start] + text[text.index("/>", start) + 2 :], ""
         text = "\n".join(line for line in text.splitlines() if 'joint="shoulder_pan"' not in line)
-        data["home"] = {name: value for name, value in SO101["home"].items() if name != "shoulder_pan"}
+        for key in ("home", "max_velocity"):
+            data[key] = {name: value for name, value in SO101[key].items() if name != "shoulder_pan"}
     (tmp_path / "my_arm.xml").write_text(text)
     (tmp_path / "my_arm.yaml").write_text(yaml.safe_dump(data))
     robot = "" if "task.robot" in words else f"task.robot={tmp_path}/my_arm.yaml"

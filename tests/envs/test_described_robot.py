@@ -118,7 +118,8 @@ def test_an_arm_with_a_weight_holds_its_pose_by_its_targets_and_moves_by_positio
             pool.step(torch.zeros(4, 4))
         sunk_m[from_target] = float((before - pool.arm.tcp_pos)[:, 2].max())
     assert sunk_m[True] < 0.02 < sunk_m[False]
-    assert pool.spec.arm is None
+    assert pool.spec.arm is not None
+    assert (pool.spec.arm.orientation, pool.spec.arm.from_target) == ("free", True)
     assert pool.spec.state[6].name == "joint_target"
     before = pool.arm.tcp_pos.clone()
     pool.step(torch.tensor([[[1.0, 0, 0, 1]]] * 4)[:, 0])

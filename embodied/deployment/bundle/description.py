@@ -59,7 +59,7 @@ class Bundle:
     """``ee_delta`` or ``joint_delta``, as in ``arm.control``."""
     action: tuple[ActionTerm, ...]
     """Entries of an action, A of them. The output ``actions`` is in ``unit``: offset + scale * x, with x in [-1, 1].
-    The last entry is the target of each finger, in metres: ``arm.gripper.open_m`` opens."""
+    The last entry is the target of each finger, in ``arm.gripper.position_unit``: ``arm.gripper.open_m`` opens."""
     arm: ArmSpec
     """The arm: order and names of its joints, limits, gains, default pose, kinematics, workspace."""
     robot: str
@@ -82,7 +82,7 @@ class Bundle:
     parity_max: float
     """Largest difference of outputs that is allowed and that the export found, in units of the action's scale."""
     notes: tuple[str, ...]
-    """How to read the other entries, for people (``embodied.deployment.bundle.write.NOTES``)."""
+    """How to read the other entries, for people (``embodied.deployment.bundle.write.notes_of``)."""
 
     @property
     def state_dim(self) -> int:

@@ -19,7 +19,7 @@ from numpy.lib import format as npy
 from numpy.typing import NDArray
 
 from embodied.core.errors import UserError, one_line
-from embodied.core.spec import ArmSpec
+from embodied.core.spec import ArmSpec, described
 from embodied.deployment.bundle.description import BESIDE_POLICY, PARITY_FILE, POLICY_FILE, SIMULATION_FILE, Bundle
 from embodied.deployment.validation import MAX_MESSAGE, Ranges, check_range, from_json
 
@@ -52,8 +52,8 @@ RANGES: Ranges = {
     "arm.joints[].stiffness": (1e-3, 1e6), "arm.joints[].damping": (1e-3, 1e6),
     "arm.tool_pos_m[]": _LENGTH_M, "arm.tool_quat[]": _UNIT, "arm.damping": (1e-6, 10), "arm.posture_gain": (0, 1),
     "arm.workspace_low_m[]": _LENGTH_M, "arm.workspace_high_m[]": _LENGTH_M,
-    "arm.gripper.open_m": (-1, 1), "arm.gripper.closed_m": (-1, 1), "arm.gripper.max_position_m": (0, 1),
-    "arm.gripper.max_step_m": (1e-6, 1),
+    "arm.gripper.open_m": (-4, 4), "arm.gripper.closed_m": (-4, 4), "arm.gripper.max_position_m": (0, 4),
+    "arm.gripper.max_step_m": (1e-6, 1), "arm.gripper.fingers": (1, 100),
 }  # fmt: skip
 """Lowest and highest value of each number of ``Bundle``; ``[]`` stands for every entry of a list."""
 MAX_ENTRIES = 4096  # entries of a list
@@ -62,12 +62,12 @@ MAX_NOISE = 2**20
 MAX_LEAD_TIME_S = 1.0
 """Largest damping / stiffness. Times the largest speed it is how far a target may be ahead of the joint."""
 RANGE_SLACK = 0.1  # share of a joint's range by which recorded positions may be outside of its limits
-SIZES = {"fingers": 2, "finger_target": 1, "tcp_pos": 3, "tcp_vel": 3}
-"""Sizes of the terms that a robot's computer makes itself, besides those by joint."""
+SIZES = {"finger_target": 1, "tcp_pos": 3, "tcp_vel": 3}
+"""Sizes of the terms that a robot's computer makes itself, besides those by joint and by finger."""
 
 
 def write_description(path: Path, bundle: Bundle) -> None:
-    (path / BUNDLE_FILE).write_text(json.dumps(asdict(bundle), indent=1) + "\n", encoding="utf-8")
+    (path / BUNDLE_FILE).write_text(json.dumps(described(bundle), indent=1) + "\n", encoding="utf-8")
 
 
 def read_bundle(path: Path, with_policy: bool = True) -> Bundle:
@@ -180,7 +180,8 @@ def _of_sizes(bundle: Bundle) -> Rules:
 
 def _of_terms(bundle: Bundle) -> Rules:
     """Yield the rules of the terms of the state and their recorded ranges."""
-    sizes = SIZES | dict.fromkeys(("joint_pos", "joint_vel"), len(bundle.arm.joints))
+    sizes = SIZES | dict.fromkeys(("joint_pos", "joint_vel", "joint_target"), len(bundle.arm.joints))
+    sizes["fingers"] = bundle.arm.gripper.fingers
     names = [name for term in bundle.state for name in term.entry_names]
     known = set(sizes) | {term.name for term in bundle.state if term.difference is None}
     yield bool(names), "state: is empty"
@@ -223,11 +224,12 @@ def _of_arm(arm: ArmSpec) -> Rules:
 def _of_gripper(bundle: Bundle) -> Rules:
     """Yield the rules of the gripper and of the action that commands it; the other actions' scales are positive."""
     gripper, action = bundle.arm.gripper, bundle.action
-    ends = (gripper.closed_m, gripper.open_m)
+    ends, unit = (gripper.closed_m, gripper.open_m), gripper.position_unit
+    yield unit == "rad" or max(*map(abs, ends), gripper.max_position_m) <= 1, "arm.gripper: a position is above 1 m"
     yield ends[0] != ends[1] and max(ends) <= gripper.max_position_m, "arm.gripper: open, closed and largest do not fit"
     low, high = action[-1].offset - action[-1].scale, action[-1].offset + action[-1].scale
     close = max(abs(low - ends[0]), abs(high - ends[1])) < 1e-6
-    yield close, f"action: the last one is {low:g} to {high:g} m, the gripper's {ends[0]:g} to {ends[1]:g} m"
+    yield close, f"action: the last one is {low:g} to {high:g} {unit}, the gripper's {ends[0]:g} to {ends[1]:g} {unit}"
     smallest = min((term.scale for term in action[:-1]), default=inf)
     yield smallest > 0, f"action: a scale is {smallest:g}, allowed: above 0"
 

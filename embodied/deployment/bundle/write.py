@@ -17,7 +17,7 @@ from torch import Tensor
 
 from embodied.core.errors import UserError
 from embodied.core.policy import Policy
-from embodied.core.spec import Box, EnvSpec
+from embodied.core.spec import ArmSpec, Box, EnvSpec
 from embodied.core.types import Obs
 from embodied.deployment.bundle.description import (
     PARITY_FILE,
@@ -50,15 +50,6 @@ runner = PolicyRunner(Path("<this directory>"))
 chunk = runner.plan(inputs)  # arrays by name, N rows each ─► [N, H, A], physical units
 ```
 """
-NOTES = (
-    "state: give numbers in their unit, as measured. Do not multiply by scale: the model does it itself.",
-    "actions: the output is in unit already. scale and offset only say its range, from offset - scale to offset + "
-    "scale. Entries but the last are displacements from the measured pose, per control step.",
-    "arm: rad, m, N m, N and seconds. A quaternion is (w, x, y, z). Poses are in the frame of the joint before.",
-    "gripper: the last action is the target of each finger, the distance from the point where the fingers meet.",
-    "noise: zeros plan deterministically; standard normals draw one of the policy's ways of acting.",
-)
-"""Notes on the entries of ``bundle.json``."""
 TORCH_RUN = """\
 python -m embodied.serve bundle=<this directory> port=8000     # needs torch and transformers; device=cuda for a GPU
 python -m embodied.deploy bundle=<this directory> robot=sim server=ws://127.0.0.1:8000
@@ -105,7 +96,9 @@ def check_exportable(spec: EnvSpec) -> None:
         raise UserError(f"task {spec.task} has choices for actions: only continuous actions can be exported")
     if spec.arm is None:
         unknown = f"the arm of its robot '{spec.robot}' (EnvSpec.arm): its kinematics and limits are unknown"
-        raise UserError(f"task {spec.task} does not describe {unknown}. A GripperArm needs max_velocity")
+        raise UserError(
+            f"task {spec.task} does not describe {unknown}. It needs max_velocity, and servos of its gripper"
+        )
 
 
 def chosen_layout(policy: Policy, layout: str = "auto") -> str:
@@ -182,13 +175,28 @@ def _describe(source: Source) -> Bundle:
     state = source.recorded["state"] / torch.tensor([term.scale for term in spec.state for _ in range(term.size)])
     ends = zip(spec.state_names, state.amin(0).tolist(), state.amax(0).tolist(), strict=True)
     return Bundle(
-        format=FORMAT, origin=source.origin, files={}, notes=NOTES, parity_tolerance=TOLERANCE, parity_max=0.0,
-        state=spec.state, state_range=tuple(ObservedRange(*entry) for entry in ends), history=1, cameras=spec.cameras,
+        format=FORMAT, origin=source.origin, files={}, notes=notes_of(spec.arm), parity_tolerance=TOLERANCE,
+        parity_max=0.0, history=1, cameras=spec.cameras,
+        state=spec.state, state_range=tuple(ObservedRange(*entry) for entry in ends),
         instructions=spec.instructions, action_type=spec.arm.control, action=spec.action.terms, arm=spec.arm,
         robot=spec.robot, control_dt_s=spec.control_dt_s, max_episode_steps=spec.max_episode_steps,
         horizon=policy.horizon, execute=policy.execute, max_delay=source.max_delay,
         noise_shape=policy.plan_noise_shape, noise=source.noise,
     )  # fmt: skip
+
+
+def notes_of(arm: ArmSpec) -> tuple[str, ...]:
+    """Return the notes on the entries of ``bundle.json``."""
+    pose = "pose of the last targets, which begin as the measured one" if arm.from_target else "measured pose"
+    meet, turn = "the distance from the point where the fingers meet", "the position of the joint that turns it, rad"
+    return (
+        "state: give numbers in their unit, as measured. Do not multiply by scale: the model does it itself.",
+        "actions: the output is in unit already. scale and offset only say its range, from offset - scale to offset + "
+        f"scale. Entries but the last are displacements from the {pose}, per control step.",
+        "arm: rad, m, N m, N and seconds. A quaternion is (w, x, y, z). Poses are in the frame of the joint before.",
+        f"gripper: the last action is the target of each finger, {meet if arm.gripper.position_unit == 'm' else turn}.",
+        "noise: zeros plan deterministically; standard normals draw one of the policy's ways of acting.",
+    )
 
 
 def _metadata(bundle: Bundle) -> dict[str, str]:
@@ -232,7 +240,8 @@ def bundle_readme(bundle: Bundle) -> str:
         f"{joint.stiffness:g} | {joint.damping:g} | {joint.home:.4f} |"
         for joint in bundle.arm.joints
     ]
-    newline = "\n"
+    newline, unit = "\n", gripper.position_unit
+    finger = "distance of each finger from the centre" if unit == "m" else "position of the joint that turns it"
     return f"""\
 # {origin.task}: {origin.policy} policy for {bundle.robot}
 
@@ -246,7 +255,7 @@ Exported from `{origin.run}`, checkpoint `{origin.checkpoint}`.
 A chunk has {bundle.horizon} actions, {bundle.control_dt_s} s apart. Training executed {bundle.execute} of \
 them before it planned again.
 
-{newline.join(f"- {note}" for note in NOTES)}
+{newline.join(f"- {note}" for note in bundle.notes)}
 
 ## Input `state`
 
@@ -263,7 +272,7 @@ Other inputs: {others} (see `bundle.json`).
 |---|---|---|---|---|
 {newline.join(actions)}
 
-Gripper: {gripper.open_m} m opens, {gripper.closed_m} m closes (distance of each finger from the centre).
+Gripper: {gripper.open_m} {unit} opens, {gripper.closed_m} {unit} closes ({finger}).
 
 ## Joints
 

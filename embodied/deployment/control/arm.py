@@ -52,7 +52,7 @@ class StateBuilder:
         """Raise UserError if the bundle has a term that nothing here can provide."""
         self.bundle, self.chain = bundle, Chain(bundle.arm)
         self._positions, self._velocities = joint_names(bundle.arm), joint_names(bundle.arm, "vel")
-        own = {"joint_pos", "joint_vel", "fingers", "finger_target", "tcp_pos", "tcp_vel"}
+        own = {"joint_pos", "joint_vel", "joint_target", "fingers", "finger_target", "tcp_pos", "tcp_vel"}
         names = own | {term.name for term in bundle.state}
         self.external = [term for term in bundle.state if term.name not in own and term.difference is None]
         for term in bundle.state:
@@ -78,13 +78,20 @@ class StateBuilder:
         """Return the joint velocities [J]."""
         return self._numbers(observation, self._velocities)
 
-    def state(self, observation: Mapping[str, Any], finger_target_m: float) -> NDArray[np.float32]:
-        """Return the state [S], physical units. UserError for a missing entry, Unusable for one that is not finite."""
+    def state(
+        self, observation: Mapping[str, Any], finger_target_m: float, joint_target_J: Array | None = None
+    ) -> NDArray[np.float32]:
+        """Return the state [S], physical units. UserError for a missing entry, Unusable for one that is not finite.
+
+        joint_target: the last joint targets that were sent; None: there are none yet.
+        """
         qpos, qvel = self.qpos(observation), self.qvel(observation)
         position, _, jacobian = self.chain.tool(qpos)
         parts: dict[str, Array] = {
             "joint_pos": qpos, "joint_vel": qvel, "tcp_pos": position, "tcp_vel": jacobian[:3] @ qvel,
-            "fingers": self._numbers(observation, [GRIPPER, GRIPPER]), "finger_target": np.array([finger_target_m]),
+            "joint_target": qpos if joint_target_J is None else joint_target_J,
+            "fingers": self._numbers(observation, [GRIPPER] * self.bundle.arm.gripper.fingers),
+            "finger_target": np.array([finger_target_m]),
         }  # fmt: skip
         for term in self.external:
             parts[term.name] = self._numbers(observation, list(term.entry_names))
@@ -114,7 +121,10 @@ class ArmController:
         self.chain, self.law = Chain(arm), ArmLaw(arm)
 
     def targets(self, action_A: NDArray[np.floating], qpos_J: Array, finger_target_m: float) -> tuple[Array, float]:
-        """Return joint targets [J] and the next finger target (m) for an action in physical units at a pose."""
+        """Return joint targets [J] and the next finger target (m or rad) for an action in physical units.
+
+        qpos: the measured pose, or with ``arm.from_target`` the last joint targets.
+        """
         action = np.asarray(action_A, np.float64)
         qpos_J1 = np.asarray(qpos_J, np.float64)[:, None]
 

@@ -95,7 +95,8 @@ class StepStart:
     state: NDArray[np.float32]
     """What the robot measured, and what the policy sees of it, [S]."""
     finger_m: float
-    """Finger target of the step before."""
+    target_J: Array
+    """Finger target and joint targets of the step before."""
 
 
 class EpisodeRun:
@@ -158,7 +159,7 @@ class EpisodeRun:
         try:
             measured = self._observe()
             if self.phase == 0:
-                state = loop.builder.state(measured.observation, self.finger_m)
+                state = loop.builder.state(measured.observation, self.finger_m, self.safety.hold()[0])
                 loop.inputs.check_range(state[None])
         except Unusable as error:
             if error.kind == "range" and not record.steps:
@@ -168,7 +169,7 @@ class EpisodeRun:
             self._send(*self.safety.hold_blind(error, now_s), now_s)
             return True
         if state is not None:
-            self.start = StepStart(self.step, measured, state, self.finger_m)
+            self.start = StepStart(self.step, measured, state, self.finger_m, self.safety.hold()[0])
             action = self._action(self.start, until_s)
             if action is None:
                 record.waited_ticks += 1
@@ -266,8 +267,9 @@ class EpisodeRun:
         return Measurement(observation, now_s, builder.qpos(observation), builder.qvel(observation))
 
     def _aim(self, action: NDArray[np.float32], start: StepStart) -> None:
-        """Set the targets of a control step by its action, which is relative to the pose at its start."""
-        self.goal, self.finger_m = self.loop.controller.targets(action, start.measured.qpos, start.finger_m)
+        """Set the targets of a control step by its action, relative to the pose or the targets at its start."""
+        pose = start.target_J if self.loop.bundle.arm.from_target else start.measured.qpos
+        self.goal, self.finger_m = self.loop.controller.targets(action, pose, start.finger_m)
 
     def _targets(self) -> Array:
         """Return the targets of the last tick that began; phase 0 means that the step has just ended."""

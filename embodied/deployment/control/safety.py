@@ -8,6 +8,7 @@
 
 A position controller with gains kp and kd that is commanded a distance ahead of the measured position approaches
 the speed distance * kp / kd. So ``max_lead = max_velocity * kd / kp`` keeps the joints below their largest speed.
+Targets that add to the last ones lead further: they bear the arm's weight, and move on while the joints accelerate.
 Limits come from the bundle. Options can only tighten them, and nothing from a network reaches this file.
 """
 
@@ -29,6 +30,7 @@ LOG = logging.getLogger("embodied.deployment")
 LOGGED = 100_000  # interventions that are kept; the counts go on
 MARGIN_M = 0.03  # how far outside of the box of training the tool's target may be: its position lags and swings
 RAMP_START = 0.1  # share of max_lead at the beginning
+LEADS, LEADS_START = 2.0, 0.3  # of targets that add to the last ones: factor of max_lead, and RAMP_START
 FUTURE_S = 0.02  # how far ahead of this computer's clock a time stamp may be
 BLIND_S = 1.0  # longest time without an observation that can be used
 HANGS_S = 1.0  # longest time between two answers of the robot, beyond the period of the loop
@@ -55,6 +57,8 @@ class Limits:
     """Age above which an observation is stale."""
     ramp_s: float = 0.5
     """Seconds in which ``max_lead`` grows to its full value."""
+    ramp_start: float = RAMP_START
+    """Share of ``max_lead`` at the beginning."""
 
     @classmethod
     def of(cls, arm: ArmSpec, speed: float = 1.0) -> Limits:
@@ -67,7 +71,9 @@ class Limits:
         )
         box = np.array(arm.workspace_low_m) - MARGIN_M, np.array(arm.workspace_high_m) + MARGIN_M
         fingers = min(arm.gripper.open_m, arm.gripper.closed_m), arm.gripper.max_position_m
-        return cls(low, high, speed * velocity * (kd / kp), speed * velocity, *box, *fingers)
+        leads, start = (LEADS, LEADS_START) if arm.from_target else (1.0, RAMP_START)
+        speeds = speed * velocity
+        return cls(low, high, leads * speeds * (kd / kp), speeds, *box, *fingers, ramp_start=start)
 
     def check_age(self, age_s: float) -> None:
         """Raise Unusable for a measurement of this age: too old, in the future, or NaN."""
@@ -176,7 +182,7 @@ class Safety:
             self._intervene("velocity", f"{self.arm.joints[i].name} moves at {qvel_J[i]:.3g} {self._units[i]}/s")
             wanted = qpos_J
         passed = (now_s - self._began_s) / limits.ramp_s if limits.ramp_s > 0 else 1.0
-        ramp = min(1.0, RAMP_START + (1 - RAMP_START) * passed)
+        ramp = min(1.0, limits.ramp_start + (1 - limits.ramp_start) * passed)
         lead = limits.max_lead_J * ramp
         near = np.clip(wanted, qpos_J - lead, qpos_J + lead)
         if ramp >= 1.0 and not np.allclose(near, wanted, atol=1e-9):

@@ -33,7 +33,7 @@ from embodied.deployment.robots.sim import PERTURBATIONS, SimRobot
 SPEED = 0.2  # share of the largest speed of the joints
 SHARE = 0.5  # at most this share of a limit that an option tightened, so that the safety need not intervene
 PERIOD_S = 0.02
-REACHED = 0.02  # distance at which the pose counts as reached
+REACHED, SAGS = 0.02, 0.06  # distance at which a pose counts as reached; of arms that bear their weight by lagging
 MAX_S = 15.0
 
 
@@ -164,7 +164,8 @@ def move_home(
     stop: called in every step; True ends the move, and the robot holds its measured position. UserError if the arm's
     pose is unknown, RobotHangs if the robot does not answer.
     """
-    names, home = joint_names(arm), np.array([joint.home for joint in arm.joints])
+    names, near = joint_names(arm), SAGS if arm.from_target else REACHED
+    home = np.array([joint.home for joint in arm.joints])
     speed = np.array([joint.max_velocity for joint in arm.joints])
     step = PERIOD_S * np.minimum(SPEED * speed, SHARE * safety.limits.max_velocity_J)
     watchdog = Watchdog(clock, safety, PERIOD_S)
@@ -193,6 +194,6 @@ def move_home(
             return False
         clock.sleep_until(began_s + tick * PERIOD_S)
         qpos, qvel, age_s = measured()
-        if np.abs(qpos - home).max() < REACHED:
+        if np.abs(qpos - home).max() < near:
             return True
     return False

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from embodied.core.arm import Array, Chain
 from embodied.core.errors import UserError
-from embodied.core.spec import ArmSpec
+from embodied.core.spec import ArmSpec, described
 from embodied.deployment.bundle.description import Bundle
 from embodied.deployment.control.arm import StateBuilder
 from embodied.deployment.control.safety import Limits
@@ -121,7 +121,8 @@ def propose(bundle: Bundle, robot: Robot) -> RobotMapping:
         speed = name.removesuffix(".pos") + ".vel"
         joints[joint.name] = Entry(name, "deg" if degrees else "rad", velocity=speed if speed in observed else None)
     name = grippers[0] if grippers else GRIPPER
-    percent = Entry(name, "percent", low=0.0, high=arm.gripper.max_position_m)
+    low = 0.0 if arm.gripper.position_unit == "m" else arm.gripper.closed_m
+    percent = Entry(name, "percent", low=low, high=arm.gripper.max_position_m)
     gripper = Entry(name, "m") if "finger" in name else percent
     lacking = [name for name in StateBuilder(bundle).external_names if name not in observed]
     places = {name: name.replace("[", "_pos[") for name in lacking}
@@ -227,8 +228,9 @@ def check_confirmed(robot: MappedRobot) -> None:
 def digest(robot: MappedRobot) -> str:
     """Return the SHA-256 of what a confirmation holds for: mapping, arm with its limits, and the robot's names."""
     content = {
-        "mapping": asdict(replace(robot.mapping, confirmed=None)), "arm": asdict(robot.arm), "robot": robot.robot.name,
-        "actions": sorted(robot.robot.action_features), "observations": sorted(robot.robot.observation_features),
+        "mapping": asdict(replace(robot.mapping, confirmed=None)), "arm": described(robot.arm),
+        "robot": robot.robot.name, "actions": sorted(robot.robot.action_features),
+        "observations": sorted(robot.robot.observation_features),
     }  # fmt: skip
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 

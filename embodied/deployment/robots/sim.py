@@ -32,6 +32,7 @@ PERTURBATIONS: dict[str, dict[str, float]] = {
         "action_delay_s": 0.02, "backlash_rad": 0.004, "encoder_offset_rad": 0.003, "joint_noise_rad": 0.0005,
         "velocity_noise_rad_s": 0.01, "object_noise_m": 0.002,
     },
+    "so101": {"gains": 0.8, "backlash_rad": 0.017, "encoder_offset_rad": 0.017},
 }  # fmt: skip
 """Perturbations by name; the options are those of ``embodied.envs.mujoco.robots.robot_process.Perturbation``."""
 

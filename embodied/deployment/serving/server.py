@@ -19,7 +19,6 @@ import traceback
 from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from dataclasses import asdict
 from http import HTTPStatus
 from typing import Any
 
@@ -30,6 +29,7 @@ from websockets.exceptions import ConnectionClosed
 from websockets.http11 import Request, Response
 
 from embodied.core.errors import UserError
+from embodied.core.spec import described
 from embodied.deployment.bundle.runner import Planner
 from embodied.deployment.options import ServeOptions
 from embodied.deployment.serving import protocol
@@ -102,7 +102,7 @@ class PolicyServer:
         self.planner, self.options = planner, options
         self.requests = self.errors = self.clients = self.refused = 0
         self.batcher = Batcher(planner, options.max_batch)
-        self._metadata = protocol.encode(asdict(planner.bundle))
+        self._metadata = protocol.encode(described(planner.bundle))
         self._max_bytes = protocol.max_request_bytes(planner.bundle)
         chunk_bytes = 4 * planner.bundle.horizon * planner.bundle.action_dim
         self._max_unsent = len(self._metadata) + chunk_bytes + protocol.ALLOWANCE_BYTES

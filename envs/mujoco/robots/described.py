@@ -54,7 +54,7 @@ class DescribedArm(GripperArm):
         file = self.file = read_robot(path)
         gripper, self.fingers = file.gripper, file.gripper.bodies
         self.path, self.name, self.mjcf = path, path.stem, mjcf_path(path, file.mjcf)
-        self.finger_open_m, self.finger_closed_m, self.finger_max_m = gripper.open, gripper.closed, gripper.open
+        self.finger_open_m, self.finger_closed_m = gripper.open, gripper.closed
         self.finger_scale = 1 / max(abs(gripper.open), abs(gripper.closed))
         self.scale = robot_scale(str(path))
         self._home: Mapping[str, float] = file.home
@@ -64,6 +64,8 @@ class DescribedArm(GripperArm):
         self.home_spread = self.held_spread = np.full(len(names), file.spread)
         if file.max_velocity:
             self.max_velocity = np.array(self._of_joints("max_velocity", file.max_velocity, names))
+        ends = self.model.jnt_range[self.parts.gripper.joints[0]] if self.gripper_unit == "rad" else ()
+        self.finger_max_m = float(max([gripper.open, *ends]))
         self._check_freedom()
         slides = self.model.jnt_type[self.parts.arm.joints] == mujoco.mjtJoint.mjJNT_SLIDE
         self.joint_unit = ", ".join("m" if slide else "rad" for slide in slides) if slides.any() else "rad"

@@ -86,15 +86,18 @@ class GripperState:
             "joint_pos": self.joint_pos, "joint_vel": self.joint_vel, "fingers": self.finger_qpos,
             "finger_target": self.finger_targets[:, :1], "tcp_pos": self.tcp_pos, "tcp_vel": self.tcp_vel,
         }  # fmt: skip
-        return state | {"joint_target": self._ctrl[:, self.parts.arm.ctrl]} if self.config.from_target else state
+        return state | {"joint_target": self.joint_targets()} if self.config.from_target else state
+
+    def joint_targets(self) -> Tensor:
+        """Return the last joint targets as they were sent to the robot, which reads its own encoders, [N, J]."""
+        sent_NJ = self._ctrl[:, self.parts.arm.ctrl]
+        return sent_NJ if self.encoder_offset_NJ is None else sent_NJ + self.encoder_offset_NJ
 
     def commanded(self) -> Measurement:
         """Return the pose that the last targets ask for. UserError with backlash, behind which they are not known."""
         if self.backlash_NJ is not None:
             raise UserError("control.from_target: got true with randomised backlash, allowed without it")
-        target_NJ = self._ctrl[:, self.parts.arm.ctrl].double()
-        if self.encoder_offset_NJ is not None:
-            target_NJ = target_NJ + self.encoder_offset_NJ
+        target_NJ = self.joint_targets().double()
         return self.measurement(target_NJ, torch.zeros_like(target_NJ), self.finger_targets[:, :1])
 
     def measurement(self, qpos_NJ: Tensor, qvel_NJ: Tensor, finger_N1: Tensor) -> Measurement:
@@ -144,7 +147,7 @@ class AttachedArm(GripperState):
     def __init__(self, batch: Batch, robot: GripperDescription) -> None:
         super().__init__(batch, robot)
         self.chain = Chain(robot.kinematics)
-        self.law = ArmLaw(robot.kinematics, free=robot.config.orientation == "free")
+        self.law = ArmLaw(robot.kinematics)
         self.qpos, self.ctrl = batch.bind("qpos"), batch.bind("ctrl")
         self.site_xpos, self.site_xmat = batch.bind("site_xpos"), batch.bind("site_xmat")
         self.xaxis, self.xanchor = batch.bind("xaxis"), batch.bind("xanchor")
@@ -215,8 +218,7 @@ class DeviceArm(GripperState):
         self.ctrl, joints = self._ctrl, self.parts.arm.joints
         self.xaxis, self.xanchor = (live(batch.bind(name)) for name in ("xaxis", "xanchor"))
         self.slide_J1 = self._tensor(batch.model.jnt_type[joints] == mujoco.mjtJoint.mjJNT_SLIDE).bool().unsqueeze(-1)
-        free = robot.config.orientation == "free"
-        self.law = ArmLaw(robot.kinematics, torch, self._tensor, damped_least_squares, free)
+        self.law = ArmLaw(robot.kinematics, torch, self._tensor, damped_least_squares)
         self.chain = Chain(robot.kinematics, torch, self._tensor)
         self.move_scale_M = self._tensor(self.move_scale)
 

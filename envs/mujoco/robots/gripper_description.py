@@ -3,7 +3,7 @@
 from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import mujoco
 import numpy as np
@@ -14,7 +14,7 @@ from embodied.core.spec import ActionTerm, ArmSpec, Box, GripperSpec, JointSpec,
 from embodied.envs.episodes.seeding import EpisodeRng
 from embodied.envs.mujoco.config import ControlConfig, Scale
 from embodied.envs.mujoco.robots.jaws import Jaws
-from embodied.envs.mujoco.robots.parts import FINGERS, Parts, Place
+from embodied.envs.mujoco.robots.parts import FINGERS, Parts, Place, is_servo
 
 IK_STEPS = 60
 
@@ -93,7 +93,7 @@ class GripperDescription:
         return len(self.home_qpos)
 
     @property
-    def gripper_unit(self) -> str:
+    def gripper_unit(self) -> Literal["m", "rad"]:
         """Unit of the gripper's joints: m if they slide, rad if they turn."""
         slides = self.model.jnt_type[self.parts.gripper.joints] == mujoco.mjtJoint.mjJNT_SLIDE
         return "m" if slides.all() else "rad"
@@ -134,18 +134,20 @@ class GripperDescription:
 
     @property
     def arm(self) -> ArmSpec | None:
-        """The arm; None: policies cannot be exported, because no bundle can describe its gripper or its control yet."""
-        other = len(self.parts.gripper.joints) != 2 or self.config.orientation == "free" or self.config.from_target
-        return None if self.max_velocity is None or other else self.kinematics
+        """The arm; None: policies cannot be exported, because a speed or the position of its gripper is not known."""
+        positions = all(is_servo(self.model, servo) for servo in self.parts.gripper.servos)
+        return self.kinematics if self.max_velocity is not None and positions else None
 
     @cached_property
     def kinematics(self) -> ArmSpec:
         """The arm; unknown speeds are 1, on which neither its kinematics nor its control law depend."""
         config, speeds = self.config, np.ones(self.num_joints) if self.max_velocity is None else self.max_velocity
+        fingers_m = self.finger_open_m, self.finger_closed_m, config.gripper_m, self.finger_max_m
         return ArmSpec(
             *joint_specs(self.model, self.parts.arm, self.home_qpos.tolist(), speeds.tolist()),
-            GripperSpec(self.finger_open_m, self.finger_closed_m, config.gripper_m, self.finger_max_m),
+            GripperSpec(*fingers_m, self.gripper_unit, len(self.parts.gripper.joints)),
             config.mode, config.rotation, config.damping, config.posture_gain, *self.workspace_m,
+            config.orientation, config.from_target,
         )  # fmt: skip
 
     @property
@@ -156,7 +158,7 @@ class GripperDescription:
 
     def reach_for(self, points_n3: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         arm = replace(self.kinematics, control="ee_delta")
-        law, chain = ArmLaw(arm, free=self.config.orientation == "free"), Chain(arm)
+        law, chain = ArmLaw(arm), Chain(arm)
         qpos_Jn, move_4n = np.repeat(self.home_qpos[:, None], len(points_n3), 1), np.zeros((4, len(points_n3)))
         for _ in range(IK_STEPS):
             position_3n, rotation, jacobian = chain.tools(qpos_Jn)
@@ -176,8 +178,8 @@ def joint_specs(
 ) -> tuple[tuple[JointSpec, ...], Any, Any]:
     """Return the joints of the arm in a model, and position and orientation of the tool in the last joint's frame.
 
-    home, max_velocity: a number per joint. UserError if a body has several joints of which a hinge has a reference
-    position (``ref``), which no ``JointSpec`` holds.
+    home, max_velocity: a number per joint. A servo without damping has that of its joint. UserError if a body has
+    several joints of which a hinge has a reference position (``ref``), which no ``JointSpec`` holds.
     """
     data = mujoco.MjData(model)
     if len(arm.joints) != len(home):
@@ -207,7 +209,7 @@ def joint_specs(
                 max_velocity=speed,
                 max_effort=float(model.actuator_forcerange[servo, 1]),
                 stiffness=float(model.actuator_gainprm[servo, 0]),
-                damping=float(-model.actuator_biasprm[servo, 2]),
+                damping=float(-model.actuator_biasprm[servo, 2] or model.dof_damping[model.jnt_dofadr[i]]),
                 home=at,
             )
         )
