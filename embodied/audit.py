@@ -43,9 +43,10 @@ def main(options: AuditConfig) -> dict[str, Any]:
     if doubt and of.isdecimal() and int(of) < steps_of(last):  # the run was trained further
         print(f"{doubt}, which is examined now", file=sys.stderr)
     elif doubt:
-        why = f"{doubt}; remove {run_dir / CERTIFICATE_FILE} to examine the last checkpoint anew"
         result = {"run": str(run_dir), "passed": False, "open": [], "checks": {}, "changed": changed}
-        raise Failed(why, result, code=1)
+        raise Failed(
+            f"{doubt}; remove {run_dir / CERTIFICATE_FILE} to examine the last checkpoint anew", result, code=1
+        )
     certificate = certify(run_dir)
     if not certificate["passed"]:
         raise Failed(f"{run_dir} does not hold what it claims", certificate, code=1)

@@ -178,7 +178,7 @@ def sentence(row: Mapping[str, Any]) -> str:
         lines[-1] += f"; {row['better']} is better"
     if row["saved_episodes"] is not None:
         fixed = f"a fixed number of episodes with {POWER:.0%} power at these rates is {row['fixed_episodes']}"
-        saved, why = row["saved_episodes"], "a fixed number has to know these rates beforehand, this test does not"
+        saved, why = row["saved_episodes"], "choosing a fixed number needs these rates beforehand, this test does not"
         lines.append(
             f"{fixed}; " + (f"stopping early saved {saved}" if saved >= 0 else f"this took {-saved} more: {why}")
         )

@@ -26,15 +26,7 @@ from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
-from embodied.core.options import (
-    DeviceName,
-    NonNegative,
-    NonNegativeInt,
-    PositiveInt,
-    Seed,
-    Text,
-    config_dataclass,
-)
+from embodied.core.options import DeviceName, NonNegative, NonNegativeInt, PositiveInt, Seed, Text, config_dataclass
 from embodied.report.progress import Line, success_text
 from embodied.runtime.config import EvalNoise
 from embodied.session.command import command

@@ -106,11 +106,8 @@ def main(options: ReplayConfig) -> dict[str, Any]:
     return verdict(report, before)
 
 
-def verdict(report: dict[str, Any], before: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Say what differs, or that nothing does; return the report. Failed with exit code 1 if something differs.
-
-    before: the kept records of all episodes.
-    """
+def verdict(report: dict[str, Any], records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Say what differs, or that nothing does; return the report. Failed with exit code 1 if something differs."""
     differing, wrong, number = report["differing"], report["figures_differing"], report["episodes"]
     for row in differing[:SHOWN]:
         print(f"episode {row['episode']}: was {row['was']}, is {row['is']}", file=sys.stderr)
@@ -119,11 +116,12 @@ def verdict(report: dict[str, Any], before: Sequence[Mapping[str, Any]]) -> dict
     if differing or wrong:
         what = f"episodes that differ: {len(differing)} of {number}, {report['outcomes_differing']} in an outcome"
         raise Failed(f"{what}; figures of the file that differ: {len(wrong)}", report, 1)
-    text = f"{number} episodes and the figures are the same, action by action"
-    if number == 1:
-        text = f"1 episode is the same, action by action, with{'' if report[SOLVED] else 'out'} success at its end"
-    solved = f"; {sum(row[SOLVED] for row in before)} of {len(before)} end with success" if SOLVED in before[0] else ""
-    print(f"{text}{solved}", file=sys.stderr)
+    text = "1 episode is" if number == 1 else f"{number} episodes and the figures are"
+    text += " the same, action by action"
+    if SOLVED in records[0]:
+        one = f", with{'' if report[SOLVED] else 'out'} success at its end" if number == 1 else ""
+        text += f"{one}; {sum(row[SOLVED] for row in records)} of {len(records)} end with success"
+    print(text, file=sys.stderr)
     return report
 
 

@@ -132,7 +132,9 @@ def test_more_episodes_than_a_fixed_number_are_explained() -> None:
     lines = compare.sentence(row | {"fixed_episodes": 60, "saved_episodes": -20}).splitlines()
     assert lines[0].startswith("baseline x 50.0%, candidate y 60.0% of the same 80 episodes")
     assert lines[1].endswith("; y is better")
-    assert lines[2].endswith("this took 20 more: a fixed number has to know these rates beforehand, this test does not")
+    assert lines[2].endswith(
+        "this took 20 more: choosing a fixed number needs these rates beforehand, this test does not"
+    )
 
 
 @contextmanager
