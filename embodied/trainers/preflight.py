@@ -1,7 +1,7 @@
 """Examine demonstrations before imitation: replay their actions in the simulator, and overfit a policy to one episode.
 
 plans and recorded actions ──► simulator ──► states ──compared with the recorded ones──► faults
-               one episode ──► ImitationTrainer ──► policy ──► its error
+               one episode ──► ImitationTrainer ──► policy ──► its error, and what it does from the recorded start
 
 If the recorded actions do not lead to the recorded states, others are tried: all that differ from the recorded ones in
 one step in time, one unit, one sign or one exchange; then those that differ from the best of them in one more. What is
@@ -32,6 +32,7 @@ from embodied.data.meanings import Meaning, meanings
 from embodied.envs import first_episodes
 from embodied.policies.normalizer import RunningNormalizer
 from embodied.runtime import threads
+from embodied.runtime.evaluator import run_episodes
 from embodied.session import factories
 from embodied.session.config import RunConfig
 from embodied.trainers.imitation import ImitationTrainer
@@ -96,10 +97,15 @@ def recording(config: RunConfig, spec: EnvSpec, data: Demonstrations, found: Map
         return "not possible: the first episodes have one frame"
     plans, added_FA, exact = first_episodes(spec, len(rows), 0), torch.zeros_like(data.action_FA), PLAN in found
     if exact:
-        *columns, filler_E = found[PLAN][torch.stack([row[0] for row in rows])].T.numpy().copy()
-        plans, added_FA = EpisodePlans(*(*columns, filler_E.astype(np.bool_))), found[DISTURBANCE].float()
+        plans, added_FA = plans_of(found[PLAN][torch.stack([row[0] for row in rows])]), found[DISTURBANCE].float()
     parts = [pad_sequence([of[row] for row in rows], True) for of in (data.action_FA, added_FA, data.state_FS)]
     return Recording(config, spec, plans, exact, torch.tensor([len(row) for row in rows]), *parts)
+
+
+def plans_of(plan_EP: Tensor) -> EpisodePlans:
+    """Return the plans of episodes from the feature that ``collect`` writes."""
+    *columns, filler_E = plan_EP.T.numpy().copy()
+    return EpisodePlans(*(*columns, filler_E.astype(np.bool_)))
 
 
 def unlike(recorded_MS: Tensor, replayed_VMS: Tensor, signed: bool = False) -> Tensor:
@@ -184,8 +190,10 @@ def read_states(state_MS: Tensor, replayed_MS: Tensor, names: Sequence[str], mov
     return Meaning(tuple((x, f"not as in the simulator: {listed(told[x])}") for x in told if told[x]), matrix)
 
 
-def check_imitation(config: RunConfig, data: Demonstrations) -> tuple[dict[str, Any], list[Fault]]:
-    """Imitate the first episode alone."""
+def check_imitation(
+    config: RunConfig, data: Demonstrations, found: Mapping[str, Tensor]
+) -> tuple[dict[str, Any], list[Fault]]:
+    """Imitate the first episode alone, and act from its start if that is known."""
     frames = data.frames([int(data.episode_F[0])])
     nothing_L, text = torch.zeros(len(frames)), data.instructions[int(data.instruction_F[0])]
     images = {camera: images[frames] for camera, images in data.images.items()}
@@ -210,7 +218,14 @@ def check_imitation(config: RunConfig, data: Demonstrations) -> tuple[dict[str, 
     where = f"in the first episode, most of all in its frame {int(error_LE.sum(1).argmax())}"
     cure = "Look for actions that differ where observations do not, or that depend on something that is not observed"
     fault = Fault("overfit", trainer.iteration == updates, told, where, cure)
-    return {"updates": trainer.iteration, "error": error, "told": told}, [fault] if error > LEARNED else []
+    result: dict[str, Any] = {"updates": trainer.iteration, "error": error, "solved": None}
+    if PLAN in found:
+        with closing(factories.make_acting_env(config, 1, 1)) as env:
+            ended = run_episodes(policy, env, plans_of(found[PLAN][frames[:1]]), config.runtime.eval_noise)
+            result["solved"] = ended is not None and bool(ended.once[SUCCESS][0])
+        seen = "solves it too" if result["solved"] else "does not solve it: one episode does not show how to come back"
+        told = f"{told}; acting from its start, the policy {seen}"
+    return result | {"told": told}, [fault] if error > LEARNED else []
 
 
 def check_numbers(data: Demonstrations, time_F1: Tensor | None, config: RunConfig, spec: EnvSpec) -> list[Fault]:
@@ -252,6 +267,6 @@ def examine(config: RunConfig) -> tuple[dict[str, Any], list[Fault]]:
         numbers = check_numbers(data, found.get("timestamp"), config, spec)
         numbers = [one._replace(cure="Check how it was recorded") if one.name == "numbers" else one for one in numbers]
     if not any(fault.serious and fault.name == "numbers" for fault in numbers):
-        result["overfit"], unlearned = check_imitation(config, data)
+        result["overfit"], unlearned = check_imitation(config, data, found)
         faults += unlearned
     return result, sorted([*faults, *numbers], key=lambda fault: not fault.serious)

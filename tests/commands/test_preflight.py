@@ -92,6 +92,8 @@ def test_a_clean_set_passes_and_its_policy_learns_the_episode(demos: Path) -> No
     assert result["faults"] == []
     assert outcome.stderr.splitlines()[-1] == "no faults found"
     assert "3 of 3 episodes end solved" in outcome.stderr
+    assert result["overfit"]["solved"] in (True, False)
+    assert "acting from its start, the policy" in outcome.stderr
     assert "{" not in outcome.stderr
     assert "False" not in outcome.stderr
 
