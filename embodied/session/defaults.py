@@ -24,13 +24,14 @@ from embodied.envs.registry import DEFAULT_FAMILY, FAMILIES, split_name
 from embodied.policies.config import POLICIES, PixelConfig
 from embodied.session.config import CONFIG_DIR, RunConfig, compose_run, expand, read_run
 
+NUM_ENVS = 8
 ON_GPU = {
     "num_envs": 4096, "runtime.decisions": 4, "algo.num_minibatches": 4, "algo.max_learning_rate": 1e-2,
     "algo.desired_kl": 0.03,
 }  # fmt: skip
 """Of our own tasks where a GPU simulates: fewer envs take as long a step (docs/gpu.md)."""
-SIZES = 16, 4096, 256, 10, 3e-4  # envs, decisions of a batch and of a minibatch, epochs, learning rate
-IMAGE_SIZES = 8, 1024, 256, 4, 2.5e-4
+BATCH, MINIBATCH, EPOCHS, RATE = 2048, 128, 10, 3e-4
+IMAGE_BATCH, IMAGE_MINIBATCH, IMAGE_EPOCHS, IMAGE_RATE = 1024, 256, 4, 2.5e-4
 HORIZONS = 10  # horizons of the discount in an episode as long as its time limit
 SHORTEST, LONGEST = 20, 100  # control steps of a horizon
 DRAWS = 32  # times that noise which is held is drawn in such an episode
@@ -119,9 +120,10 @@ def derive(spec: EnvSpec, policy: str, words: Mapping[str, Any]) -> tuple[dict[s
     words: the given options. What belongs to a given size fits it; what is given itself is in no line.
     """
     limit, images = spec.max_episode_steps, [camera.name for camera in spec.cameras]
-    envs, batch, minibatch, epochs, rate = IMAGE_SIZES if images else SIZES
+    sizes = (IMAGE_BATCH, IMAGE_MINIBATCH, IMAGE_EPOCHS, IMAGE_RATE) if images else (BATCH, MINIBATCH, EPOCHS, RATE)
+    batch, minibatch, epochs, rate = sizes
     rate = words.get("algo.learning_rate", words.get("algo.max_learning_rate", rate))
-    execute, num_envs = words.get("policy.execute", 1), words.get("num_envs", envs)
+    execute, num_envs = words.get("policy.execute", 1), words.get("num_envs", NUM_ENVS)
     decisions = words.get("runtime.decisions") or max(1, batch // num_envs)
     longest = min(EVALUATED, max(1, int(ONE_SHARE * TOTAL_STEPS / limit)))
     evaluated = words.get("runtime.eval_episodes", longest)
@@ -133,6 +135,8 @@ def derive(spec: EnvSpec, policy: str, words: Mapping[str, Any]) -> tuple[dict[s
         acting["runtime.noise_hold"] = max(1, limit // (DRAWS * execute))
     if images:
         acting |= {"policy.cameras": images, "algo.entropy_coef": 0.01}
+    else:
+        acting |= {"policy.activation": "tanh", "policy.actor_hidden": [64, 64], "policy.critic_hidden": [64, 64]}
     timing = {
         "algo.gamma": round(1 - 1 / horizon, 4), "algo.gae_lambda": 0.95,
         "runtime.eval_every": ceil(evaluated * limit / (ALL_SHARE * num_envs * decisions * execute)),

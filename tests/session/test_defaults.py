@@ -56,7 +56,7 @@ def test_settings_follow_from_a_spec(kind: str) -> None:
 
 def test_sizes_fit_to_given_ones() -> None:
     settings, lines = derive(BOX, "gaussian", {"num_envs": 64, "policy.execute": 4, "policy.max_std": 0.5})
-    assert settings["runtime"]["decisions"] == 64
+    assert settings["runtime"]["decisions"] == 32
     assert settings["policy"]["horizon"] == 4
     assert settings["policy"]["init_std"] < 0.5
     assert "num_envs" not in lines[2]
@@ -77,7 +77,7 @@ def test_what_is_given_wins_and_lines_say_the_rest() -> None:
     assert (config.algo.options.gamma, config.algo.options.learning_rate) == (0.9, 1e-3)
     assert (config.algo.options.critic_learning_rate, config.runtime.max_staleness) == (None, 1)
     assert (config.algo.options.min_learning_rate, config.algo.options.max_learning_rate) == (3.3e-4, 1e-3)
-    assert (config.num_envs, config.runtime.decisions, config.algo.options.schedule) == (16, 256, "adaptive")
+    assert (config.num_envs, config.runtime.decisions, config.algo.options.schedule) == (8, 256, "adaptive")
     lower = compose_new({"task": "gym/CartPole-v1", "algo.max_learning_rate": 6e-5}).algo.options
     assert (lower.learning_rate, lower.min_learning_rate, lower.max_learning_rate) == (6e-5, 2e-5, 6e-5)
     assert compose_new({"task": "gym/CartPole-v1", "algo.learning_rate": 0}).algo.options.learning_rate == 0
