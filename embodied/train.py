@@ -42,7 +42,6 @@ from embodied.core.clock import running_s, ticking
 from embodied.core.config import parse_overrides
 from embodied.core.errors import UserError
 from embodied.session.command import Stopped, interrupt_on_signals, run_command
-from embodied.session.files import CERTIFICATE_FILE
 
 CERTIFIED_FROM_S, CERTIFIED_WITHIN_S = 60.0, 30.0  # seconds of a training, and of its certificate
 
@@ -65,6 +64,7 @@ def train(argv: Sequence[str]) -> dict[str, Any]:
 
         print(explain(config))
         return to_mapping(config)
+    from embodied.session.files import CERTIFICATE_FILE
     from embodied.session.session import Session  # torch and MuJoCo: seconds that --help and a typing error do not cost
     from embodied.trainers import trainer_of
 

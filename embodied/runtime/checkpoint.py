@@ -111,12 +111,24 @@ def load_last(run_dir: Path, only: str | None = None) -> Checkpoint:
     try:
         return load(last, only)
     except CorruptCheckpoint as error:
-        for older in filter(_has_its_sizes, newest_first(last.parent)[1:]):
+        before = newest_first(last.parent)[1:]
+        older = next((path for path in before if _is_whole(path, only)), None)
+        if older is not None:
             how = f"eval and export take it with checkpoint={older.name}, compare with policies=[{older},...]"
             raise UserError(
                 f"{error}. {older.name} is older and whole: {how}; for other commands, remove {last}"
             ) from error
+        if before:
+            raise UserError(f"all {1 + len(before)} checkpoints under {last.parent} are corrupt") from error
         raise
+
+
+def _is_whole(folder: Path, only: str | None) -> bool:
+    try:
+        load(folder, only)
+    except CorruptCheckpoint:
+        return False
+    return True
 
 
 def load(folder: Path, only: str | None = None) -> Checkpoint:

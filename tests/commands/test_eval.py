@@ -72,7 +72,7 @@ def test_video_shows_the_evaluated_policy(trained: tuple[Path, Outcome], monkeyp
     monkeypatch.setattr(progress, "PLAIN_INTERVAL_S", 0.0)
     evaluated = run_eval(f"run={trained[0]}", "episodes=2", "video=true")
     assert evaluated.code == 0, evaluated.stderr
-    shown = [line for line in evaluated.stderr.splitlines() if "of 1 episodes filmed" in line]
+    shown = [line for line in evaluated.stderr.splitlines() if "of 1 episode filmed" in line]
     assert len(shown) == 41
     assert shown[-1].startswith("100% ")
     path = Path(evaluated.result["video"])
