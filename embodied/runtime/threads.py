@@ -18,6 +18,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from embodied.core.clock import running_s
+from embodied.core.cores import available_cores as available_cores
 from embodied.core.policy import Policy
 from embodied.core.spec import EnvSpec
 from embodied.runtime.config import RuntimeConfig
@@ -35,17 +36,6 @@ class ThreadBudget:
     learner: int
     learner_alone: int
     evaluator: int
-
-
-def available_cores() -> int:
-    """Return the number of cores that this process may use: by affinity and by the CPU quota of its control group."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    try:
-        with open("/sys/fs/cgroup/cpu.max", encoding="ascii") as file:
-            quota, period = file.read().split()
-    except (OSError, ValueError):
-        return cores
-    return cores if quota == "max" else max(1, min(cores, round(int(quota) / int(period))))
 
 
 def torch_cores(cores: int | None = None) -> int:

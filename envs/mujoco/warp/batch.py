@@ -9,7 +9,6 @@ step. They run on torch's stream, so neither library waits for the other.
 
 import copy
 import logging
-import os
 from functools import cached_property, partial
 from typing import Any
 
@@ -17,6 +16,7 @@ import mujoco
 import torch
 from torch import Tensor
 
+from embodied.core.cores import available_cores
 from embodied.core.errors import UserError, one_line
 from embodied.core.graphs import RECORDING
 from embodied.envs.mujoco.warp.compiling import compile_kernels
@@ -161,7 +161,7 @@ class WarpBatch:
                 self._warp,
                 lambda: [half(self._model, self._data) for half in halves],
                 self._device,
-                os.cpu_count() or 1,
+                available_cores(),
             )
             for half in halves:
                 with self._warp.ScopedStream(stream):
