@@ -53,8 +53,7 @@ def is_small(policy: Policy, spec: EnvSpec) -> bool:
 def plan(config: RuntimeConfig, device: torch.device, cores: int | None = None, small: bool = False) -> ThreadBudget:
     """Return the budget of a run; numbers in the config take precedence. cores: None is all of this process.
 
-    small: of the policy (``is_small``). On 16 cores a step of PPO took 8 ms with 8 threads, which 2 cores need 1.3 ms
-    for (docs/gpu.md).
+    small: of the policy (``is_small``): on 16 cores a step of PPO took 8 ms with 8 threads (docs/gpu.md).
     """
     cores = cores or available_cores()
     most = min(torch_cores(cores), FEW) if small else torch_cores(cores)
