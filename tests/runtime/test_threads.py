@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -79,6 +82,14 @@ def test_torch_has_at_most_the_threads_of_the_environment(
     assert (budget.sim, budget.actor, budget.learner, budget.learner_alone) == (8, 2, min(4, most), most)
     config = RuntimeConfig(learner_threads=5)
     assert threads.plan(config, CPU, cores=8).learner == 5
+
+
+@pytest.mark.parametrize("users", [{}, {"GOMP_SPINCOUNT": "5"}, {"OMP_WAIT_POLICY": "active"}])
+def test_threads_of_torch_yield_soon_unless_the_user_says_otherwise(users: dict[str, str]) -> None:
+    show = "import sys, embodied, os; print(os.environ.get('GOMP_SPINCOUNT'), 'torch' in sys.modules)"
+    env = {key: os.environ[key] for key in ("PATH", "PYTHONPATH") if key in os.environ} | users
+    done = subprocess.run([sys.executable, "-c", show], env=env, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == [users.get("GOMP_SPINCOUNT", "None" if users else "1000"), "False"]
 
 
 def test_learner_borrows_cores_only_while_the_others_are_idle() -> None:
