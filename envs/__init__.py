@@ -39,8 +39,10 @@ def gymnasium_id(task: str, robot: str = "") -> str:
     return f"embodied/{robot}{''.join(word.capitalize() for word in task.split('_'))}-v0"
 
 
-for _prefix, _robot in {"": {}, "SO101": {"robot": "so101"}}.items():
+for _prefix, _name in {"": "", "SO101": "so101"}.items():
     for _task in TASKS.registered():
+        _two = TASKS[_task].config().robots
+        _robot = {} if not _name else {"robots": dict.fromkeys(_two, _name)} if _two else {"robot": _name}
         gymnasium.register(
             gymnasium_id(_task, _prefix),
             entry_point="embodied.envs.views.gymnasium_api:TaskEnv",

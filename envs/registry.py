@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 TASKS: Registry[type[Task]] = Registry("task", group="embodied.tasks")
 TASKS.declare("detour", "embodied.envs.tasks.detour:Detour", config.DetourConfig)
 TASKS.declare("lift", "embodied.envs.tasks.lift:Lift", config.LiftConfig)
+TASKS.declare("lift_bar", "embodied.envs.tasks.lift_bar:LiftBar", config.LiftBarConfig)
 TASKS.declare("pick_place", "embodied.envs.tasks.pick_place:PickPlace", config.PickPlaceConfig)
 TASKS.declare("push", "embodied.envs.tasks.push:Push", config.PushConfig)
 TASKS.declare("reach", "embodied.envs.tasks.reach:Reach", config.ReachConfig)

@@ -10,6 +10,10 @@ from embodied.envs.mujoco.randomization.terms import RandomizationTerm
 from embodied.envs.rendering.config import CameraRandomization
 
 
+SIDES = ("left", "right")
+"""Two robots at one table."""
+
+
 @config_dataclass
 class SimConfig:
     """Options of the simulator."""
@@ -113,7 +117,7 @@ class Scale(NamedTuple):
         """Return the factor of an option by the unit in its name; 1 for one without length or mass."""
         if option.endswith("_kg"):
             return self.size**3
-        if option in ("cube_half_m", "base_half_m"):
+        if option in ("cube_half_m", "base_half_m", "handle_half_m"):
             return self.size
         return self.reach if option.endswith("_m") else 1.0
 

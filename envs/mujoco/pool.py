@@ -141,7 +141,7 @@ class MujocoPool(EpisodicEnv):
                 self.weights.apply(changed)
                 self.batch.forward(changed, stage=_CURRENT)
         self.guard.remember()
-        self.arm.apply(action_NA.double().numpy(), ids, self.non_model.measured())
+        self.arm.apply(action_NA.double().numpy(), ids, measured=self.non_model.measured())
         raised = None
         try:
             self.batch.step(ids, nstep=self.substeps, stage=_CURRENT)

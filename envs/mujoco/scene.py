@@ -13,6 +13,7 @@ from embodied.envs.mujoco.config import Shape
 from embodied.envs.mujoco.robots.base import Robot
 from embodied.envs.mujoco.robots.parts import FINGERS
 
+BODY = mujoco.mjtObj.mjOBJ_BODY
 HIDDEN_M = 1e-4  # half size of a geom in the middle of an object, where nothing can touch it
 WORLD_BITS = {"contype": 2, "conaffinity": 3}
 MARKER = {"contype": 0, "conaffinity": 0, "group": 2, "mass": 0}  # visible, without contacts
@@ -29,7 +30,8 @@ KINDS = {
 def on_table(robot: Robot) -> mujoco.MjSpec:
     """Return a scene of the robot and a table plane."""
     spec = robot.spec()
-    spec.add_tuple(name="fingers", objtype=[mujoco.mjtObj.mjOBJ_BODY] * 2, objname=robot.fingers, objprm=[0, 0])
+    count = len(robot.fingers)
+    spec.add_tuple(name="fingers", objtype=[BODY] * count, objname=robot.fingers, objprm=[0] * count)
     spec.worldbody.add_geom(
         name="table", type=mujoco.mjtGeom.mjGEOM_PLANE, size=[0, 0, 1], rgba=GREY, friction=[1, 0.005, 0.0001],
         **WORLD_BITS,
@@ -75,12 +77,23 @@ def with_all_kinds(spec: mujoco.MjSpec, shapes: Mapping[str, Sequence[Shape]]) -
 
 def add_object_sensors(spec: mujoco.MjSpec, name: str) -> None:
     """Add the sensors that ``View`` reads: contacts of each finger with the object, and the object's x and y axes."""
-    for finger, body in zip(FINGERS, spec.tuple("fingers").objname, strict=True):
+    add_contacts(spec, name, name)
+    add_axes(spec, name)
+
+
+def add_contacts(spec: mujoco.MjSpec, name: str, body: str, prefix: str = "") -> None:
+    """Add the contacts of each finger with a body, for ``View`` those with ``name``. prefix: of one of two robots."""
+    fingers = [finger for finger in spec.tuple("fingers").objname if finger.startswith(prefix)]
+    for which, finger in zip(FINGERS, fingers, strict=True):
         sensor = spec.add_sensor(
-            name=f"{finger}_{name}", type=mujoco.mjtSensor.mjSENS_CONTACT, objtype=mujoco.mjtObj.mjOBJ_BODY,
-            objname=body, reftype=mujoco.mjtObj.mjOBJ_BODY, refname=name,
+            name=f"{prefix}{which}_{name}", type=mujoco.mjtSensor.mjSENS_CONTACT, objtype=BODY, objname=finger,
+            reftype=BODY, refname=body,
         )  # fmt: skip
         sensor.intprm[:3] = [1 << int(mujoco.mjtConDataField.mjCONDATA_FOUND), 0, 1]  # number of contacts: one value
+
+
+def add_axes(spec: mujoco.MjSpec, name: str) -> None:
+    """Add the x and y axes of a body."""
     for axis, kind in (("x", mujoco.mjtSensor.mjSENS_FRAMEXAXIS), ("y", mujoco.mjtSensor.mjSENS_FRAMEYAXIS)):
         spec.add_sensor(name=f"{name}_{axis}_axis", type=kind, objtype=mujoco.mjtObj.mjOBJ_XBODY, objname=name)
 
@@ -89,6 +102,28 @@ def add_cube(spec: mujoco.MjSpec, name: str, half_size_m: float, mass_kg: float,
     """Add a free cube with its sensors."""
     add_object(spec, name, Shape("box", (half_size_m,) * 3), mass_kg, rgba)
     add_object_sensors(spec, name)
+
+
+def add_bar(
+    spec: mujoco.MjSpec, name: str, handles: Sequence[str], length_m: float, half_m: float, mass_kg: float
+) -> None:
+    """Add a free bar along y that lies on the table, with an upright handle at each end, and its sensors.
+
+    handles: their names, the one at greater y first; ``left_handle`` is for the fingers of the robot ``left/``.
+    length_m: between the middles of the handles. half_m: half the width of bar and handles.
+    """
+    body = add_body(spec, name, pos=[0.5, 0, half_m / 2])
+    body.add_freejoint(name=name)
+    box = {"type": mujoco.mjtGeom.mjGEOM_BOX, "friction": [1, 0.005, 0.001], **WORLD_BITS}
+    body.add_geom(name=name, size=[half_m, length_m / 2 + half_m, half_m / 2], mass=mass_kg, rgba=BLUE, **box)
+    add_axes(spec, name)
+    for handle, y in zip(handles, (length_m / 2, -length_m / 2), strict=True):
+        half_height_m = 1.25 * half_m
+        size, pos = [half_m, half_m, half_height_m], [0, y, half_m / 2 + half_height_m]
+        body.add_geom(name=handle, size=size, pos=pos, mass=0, rgba=RED, **box)
+        place = {"objtype": mujoco.mjtObj.mjOBJ_GEOM, "objname": handle}
+        spec.add_sensor(name=f"{handle}_pos", type=mujoco.mjtSensor.mjSENS_FRAMEPOS, **place)
+        add_contacts(spec, handle, name, f"{handle.partition('_')[0]}/")
 
 
 def add_tray(

@@ -40,7 +40,8 @@ class View:
         self.model = self.batch.model
         self.qpos, self.qvel = live(batch.bind("qpos")), live(batch.bind("qvel"))
         self.mocap_pos, self.sensors = live(batch.bind("mocap_pos")), live(batch.bind("sensordata"))
-        self.tcp_pos, self.tcp_mat, self.scale = arm.tcp_pos, arm.tcp_mat, arm.scale
+        self.prefix, self.scale = arm.prefix, arm.scale
+        self.views = tuple(View(batch, each, models) for each in arm.arms)
         self.sizes: Mapping[str, Tensor] = {}  # factor of the size of objects, [N], of those that vary
         self.derived: dict[tuple[str, str], Tensor] = {}  # results of ``per_state`` by (method, object)
         self._constants: dict[tuple[float, ...], Tensor] = {}
@@ -51,6 +52,20 @@ class View:
             self._qpos[name], self._qvel[name] = self.qpos[:, at : at + 7], self.qvel[:, dof : dof + 6]
         self._sensor_ids = {self.model.sensor(i).name: i for i in range(self.model.nsensor)}
         self._sensor_adr = [*self.model.sensor_adr.tolist(), self.model.nsensordata]
+
+    @property
+    def tcp_pos(self) -> Tensor:
+        """Position of the tool centre point, [N, 3]."""
+        return self.arm.tcp_pos
+
+    @property
+    def tcp_mat(self) -> Tensor:
+        """Rotation matrix of the tool by rows, [N, 9]."""
+        return self.arm.tcp_mat
+
+    def tools(self) -> dict[str, Tensor]:
+        """Return ``tcp_pos``, or of two arms ``left_tcp_pos`` and ``right_tcp_pos``, [N, 3] each."""
+        return {f"{view.prefix.replace('/', '_')}tcp_pos": view.tcp_pos for view in self.views or (self,)}
 
     def tensor(self, numbers: ArrayLike) -> Tensor:
         """Return numbers, such as random ones, with the type and on the device of the view's tensors."""
@@ -65,6 +80,8 @@ class View:
     def changed(self) -> None:
         """Drop the quantities derived from the state, because the simulation has moved."""
         self.derived.clear()
+        for view in self.views:
+            view.changed()
 
     def sensor(self, name: str, count: int = 1) -> Tensor:
         """Return the reading of a sensor, [N, d]; those of ``count`` sensors from this one on, in the scene's order."""
@@ -74,6 +91,10 @@ class View:
     def body_qpos(self, name: str) -> Tensor:
         """Return position and quaternion of a free body, [N, 7]; writable."""
         return self._qpos[name]
+
+    def position(self, name: str) -> Tensor:
+        """Return the position of a free body, or of a part of one with the sensor ``<name>_pos``, [N, 3]."""
+        return self._qpos[name][:, :3] if name in self._qpos else self.sensor(f"{name}_pos")
 
     def body_qvel(self, name: str) -> Tensor:
         """Return linear (world frame) and angular (body frame) velocity of a free body, [N, 6]; writable."""
@@ -90,7 +111,7 @@ class View:
     @per_state
     def between(self, name: str) -> Tensor:
         """Return whether the centre of the cube ``name`` is between the fingers, open or closed, bool [N]."""
-        return (self.body_qpos(name)[:, :3] - self.tcp_pos).abs().amax(dim=-1) < BETWEEN_M * self.scale.size
+        return (self.position(name) - self.tcp_pos).abs().amax(dim=-1) < BETWEEN_M * self.scale.size
 
     @per_state
     def grasped(self, name: str) -> Tensor:
@@ -98,7 +119,7 @@ class View:
 
         Contacts alone are not enough: closed fingers that rest on top of a cube both touch it.
         """
-        return (self.sensor(f"left_finger_{name}", 2) > 0).all(dim=-1) & self.between(name)
+        return (self.sensor(f"{self.prefix}left_finger_{name}", 2) > 0).all(dim=-1) & self.between(name)
 
     def yaw(self) -> Tensor:
         """Return the turn of the tool about the vertical, rad [N]."""
@@ -113,4 +134,4 @@ class View:
     @per_state
     def touched(self, name: str) -> Tensor:
         """Return whether any finger touches the cube ``name``, bool [N]."""
-        return (self.sensor(f"left_finger_{name}", 2) > 0).any(dim=-1)
+        return (self.sensor(f"{self.prefix}left_finger_{name}", 2) > 0).any(dim=-1)

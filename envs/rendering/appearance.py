@@ -41,7 +41,10 @@ def add_visuals(spec: mujoco.MjSpec, file: Path | None) -> mujoco.MjModel:
 
 
 def add_geoms(spec: mujoco.MjSpec, file: Path) -> None:
-    """Add the geoms and materials of an MJCF file, without contacts or mass, to the bodies of the same names."""
+    """Add the geoms and materials of an MJCF file, without contacts or mass, to the bodies of the same names.
+
+    Of two robots these are the bodies ``left/<name>`` and ``right/<name>``.
+    """
     visuals = mujoco.MjModel.from_xml_path(str(file))
     for material in range(visuals.nmat):
         spec.add_material(
@@ -50,12 +53,15 @@ def add_geoms(spec: mujoco.MjSpec, file: Path) -> None:
             specular=visuals.mat_specular[material],
         )
     for geom in range(visuals.ngeom):
-        spec.body(visuals.body(visuals.geom_bodyid[geom]).name).add_geom(
-            name=visuals.geom(geom).name, type=visuals.geom_type[geom], size=visuals.geom_size[geom],
-            pos=visuals.geom_pos[geom], quat=visuals.geom_quat[geom], rgba=DEFAULT_RGBA,
-            material=visuals.material(visuals.geom_matid[geom]).name, group=visuals.geom_group[geom],
-            contype=0, conaffinity=0, mass=0,
-        )  # fmt: skip
+        of, name = visuals.body(visuals.geom_bodyid[geom]).name, visuals.geom(geom).name
+        for body in [body for body in spec.bodies if body.name.rpartition("/")[2] == of]:
+            body.add_geom(
+                name=name and body.name.removesuffix(of) + name, type=visuals.geom_type[geom],
+                size=visuals.geom_size[geom],
+                pos=visuals.geom_pos[geom], quat=visuals.geom_quat[geom], rgba=DEFAULT_RGBA,
+                material=visuals.material(visuals.geom_matid[geom]).name, group=visuals.geom_group[geom],
+                contype=0, conaffinity=0, mass=0,
+            )  # fmt: skip
 
 
 class Twin:

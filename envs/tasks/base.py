@@ -65,11 +65,15 @@ class Task:
 
     def __init__(self, config: TaskConfig) -> None:
         self.config = config
-        self.robot: Robot = build_robot(config.robot, config.control)
+        self.robot = self.build_robot()
         self.scale = self.robot.scale
         if config.held_starts > 0 and not self.stages:
             raise UserError(f"held_starts: {self.name} has no object to hold, allowed: 0")
         self._check_reach()
+
+    def build_robot(self) -> Robot:
+        """Return the robot of the options, of two the one that both are."""
+        return build_robot(self.config.kind, self.config.control)
 
     def corners(self) -> list[tuple[str, tuple[float, ...]]]:
         """Return the corners of the areas of the options, m, each with the option's name."""
@@ -210,8 +214,9 @@ class Task:
 
 
 def _read(quantities: Sequence[Quantity], view: View) -> dict[str, Tensor]:
-    """Read quantities by name; those with a ``difference`` follow from ``tcp_pos`` and from quantities before them."""
-    values = {"tcp_pos": view.tcp_pos}
+    """Read quantities by name; those with a ``difference`` follow from tools (``tcp_pos``) and those before."""
+    tools = view.tools()
+    values = dict(tools)
     for quantity in quantities:
         term, rule = quantity.term, quantity.term.difference
         if quantity.read is not None:
@@ -220,8 +225,7 @@ def _read(quantities: Sequence[Quantity], view: View) -> dict[str, Tensor]:
             assert rule is not None
             of, minus = (pad(values[x], (0, term.size - values[x].shape[1])) for x in (rule.of, rule.minus))
             values[term.name] = (of + view.constant(rule.offset) if rule.offset else of) - minus
-    del values["tcp_pos"]
-    return values
+    return {name: value for name, value in values.items() if name not in tools}
 
 
 def column(x: Tensor) -> Tensor:

@@ -71,10 +71,8 @@ class CubeTask(ObjectTask):
 
     def __init__(self, config: CubeConfig) -> None:
         super().__init__(config)
-        low_m, high_m = self.robot.gap_m
-        if self.held_object and not low_m < 2 * config.cube_half_m < high_m:
-            allowed = f"{max(low_m, 0) / 2:.3g} to {high_m / 2:.3g}, which the gripper of {self.robot.name} closes on"
-            raise UserError(f"cube_half_m: got {config.cube_half_m:g}, allowed: {allowed}")
+        if self.held_object:
+            check_gap(self, "cube_half_m", config.cube_half_m)
 
     def build_scene(self, spec: mujoco.MjSpec) -> None:
         add_cube(spec, "cube", self.config.cube_half_m, self.config.cube_mass_kg, RED)
@@ -163,6 +161,14 @@ class Placing(ObjectTask):
         return move_towards(self.view, target, torch.where(let_go, 1.0, gripper), around=self.objects[0])
 
 
+def check_gap(task: Task, option: str, half_m: float) -> None:
+    """Raise UserError unless the gripper closes on an object whose half width is an option."""
+    low_m, high_m = task.robot.gap_m
+    if not low_m < 2 * half_m < high_m:
+        allowed = f"{max(low_m, 0) / 2:.3g} to {high_m / 2:.3g}, which the gripper of {task.robot.name} closes on"
+        raise UserError(f"{option}: got {half_m:g}, allowed: {allowed}")
+
+
 def draw(view: View, rng: EpisodeRng, stream: str, low_m: Sequence[float], high_m: Sequence[float]) -> Tensor:
     """Draw points uniformly from an area or a box between opposite corners, [n, 2 or 3]."""
     return view.tensor(rng.uniform(stream, list(low_m), list(high_m)))
@@ -178,7 +184,7 @@ def firmly_grasped(view: View, name: str) -> Tensor:
 
 def reach_reward(view: View, name: str) -> Tensor:
     """Return a reward in [0, 1] for a tool centre point near the cube, [N]."""
-    return near(distance(view.body_qpos(name)[:, :3], view.tcp_pos), 0.15 * view.scale.reach)
+    return near(distance(view.position(name), view.tcp_pos), 0.15 * view.scale.reach)
 
 
 def grasp_reward(view: View, name: str) -> Tensor:
@@ -211,7 +217,7 @@ def grasp_move(view: View, name: str) -> tuple[Tensor, Tensor]:
 
     Hover above the cube, descend when aligned, close when it is between the fingers and stay closed.
     """
-    cube, size = view.body_qpos(name)[:, :3], view.scale.size
+    cube, size = view.position(name), view.scale.size
     offset = cube - view.tcp_pos
     beside_m = distance(cube[:, :2], view.tcp_pos[:, :2])
     aligned = beside_m < 0.012 * size

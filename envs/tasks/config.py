@@ -5,7 +5,7 @@ from typing import Any, cast
 
 from embodied.core.errors import UserError
 from embodied.core.options import Fraction, Positive, PositiveInt, config_dataclass
-from embodied.envs.mujoco.config import Scale
+from embodied.envs.mujoco.config import SIDES, Scale
 from embodied.envs.mujoco.robot_file import FOLDER, control_options, robot_hash, robot_path, robot_scale
 from embodied.envs.tasks.words import Words as Words
 from embodied.envs.tasks.words import default_words
@@ -26,6 +26,8 @@ class TaskConfig:
 
     robot: str = "panda"
     """Name of the robot, or the path of its YAML file."""
+    robots: dict[str, str] = field(default_factory=dict)
+    """Robots of a task for two, ``{left: <robot>, right: <robot>}``, twice the same; other tasks have ``robot``."""
     robot_sha256: str = ""
     """Hash of the robot's files, which a run keeps: with others it cannot go on. Empty: that of the present ones."""
     control: dict[str, Any] = field(default_factory=dict)
@@ -43,26 +45,39 @@ class TaskConfig:
     """
 
     def __post_init__(self) -> None:
-        if (path := robot_path(self.robot)) and path.parent != FOLDER:
-            object.__setattr__(self, "robot", str(path))  # evaluations may run in another directory
-        present = robot_hash(self.robot)
+        robot = self.kind
+        if (path := robot_path(robot)) and path.parent != FOLDER:
+            robot = str(path)  # evaluations may run in another directory
+        if self.robots:
+            object.__setattr__(self, "robots", dict.fromkeys(SIDES, robot))
+        else:
+            object.__setattr__(self, "robot", robot)
+        present = robot_hash(robot)
         if self.robot_sha256 not in ("", present):
-            raise UserError(f"robot {self.robot}: its YAML or MJCF file is not the one that the run was made with")
+            raise UserError(f"robot {robot}: its YAML or MJCF file is not the one that the run was made with")
         object.__setattr__(self, "robot_sha256", present)
-        control = control_options(self.robot, self.control)
+        control = control_options(robot, self.control)
         object.__setattr__(self, "control", asdict(control))  # defaults included
-        scale = robot_scale(self.robot)
+        scale = robot_scale(robot)
         for option in fields(self):
             value, default, factor = getattr(self, option.name), cast(Any, option.default), scale.of(option.name)
             if factor != 1 and value is default:  # a user's numbers are other objects
                 scaled = tuple(factor * x for x in value) if isinstance(value, tuple) else factor * value
                 object.__setattr__(self, option.name, scaled)
 
-        if robot_path(self.robot) is not None and self.max_episode_steps == type(self).max_episode_steps:
+        if path is not None and self.max_episode_steps == type(self).max_episode_steps:
             # as long as the way takes, but no shorter than for the Panda: a gripper needs its time
             speed = control.delta_m / self.control_dt_s / PANDA_SPEED
             steps = self.max_episode_steps * max(1.0, scale.reach / speed)
             object.__setattr__(self, "max_episode_steps", round(steps))
+
+    @property
+    def kind(self) -> str:
+        """Return the robot, of two the one that both are. UserError for a task of another number of robots."""
+        if self.robots:
+            got, allowed = ", ".join(f"{side}: {name}" for side, name in self.robots.items()), "lift_bar alone"
+            raise UserError(f"robots: got {got}, but this task is for one robot (robot); two are allowed in {allowed}")
+        return self.robot
 
     def substeps(self, timestep_s: float) -> int:
         """Return the number of physics steps in a control step; UserError unless it is whole."""
@@ -238,3 +253,41 @@ class TabletopConfig(PlacingConfig):
                 raise UserError(
                     f"words.shapes.{name}: half as wide as {half_m} m, allowed: up to {GRASP_M * scale.size}"
                 )
+
+
+@config_dataclass
+class LiftBarConfig(TaskConfig):
+    """Options of LiftBar. The bar lies along y, across both robots, with a handle at each end."""
+
+    robot: str = ""
+    """Empty: the task is for two, ``robots``."""
+    robots: dict[str, str] = field(default_factory=lambda: dict.fromkeys(SIDES, "panda"))
+    max_episode_steps: PositiveInt = 64
+    apart_m: Positive = 0.6
+    """Distance between the bases of the robots, side by side."""
+    bar_length_m: Positive = 0.6
+    """Distance between the middles of the handles."""
+    bar_mass_kg: Positive = 0.6
+    """Mass of the bar."""
+    handle_half_m: Positive = 0.02
+    """Half the width of a handle; its half height, and half the thickness of the bar, follow."""
+    bar_low_m: tuple[float, float] = (0.45, -0.04)
+    """Area of the table where the middle of the bar starts."""
+    bar_high_m: tuple[float, float] = (0.6, 0.04)
+    """Opposite corner of that area."""
+    yaw_rad: float = 0.15
+    """Greatest turn of the bar to either side at the start."""
+    height_m: tuple[float, float] = (0.16, 0.28)
+    """Least and greatest height to which the handles are to be lifted."""
+    success_m: float = 0.03
+    """Greatest distance of a handle from that height, and of one handle's height from the other's, in a success."""
+
+    @property
+    def kind(self) -> str:
+        names = list(self.robots.values())
+        if self.robot:
+            raise UserError(f"robot: got {self.robot}, but this task is for two: robots={{left: {self.robot}, right: {self.robot}}}")
+        if sorted(self.robots) != sorted(SIDES) or len(set(names)) > 1:
+            got = ", ".join(f"{side}: {name}" for side, name in self.robots.items())
+            raise UserError(f"robots: got {got or 'none'}, needed: left and right, the same robot twice")
+        return names[0]

@@ -14,10 +14,12 @@ from torch import Tensor
 
 from embodied.core.errors import UserError, unknown_name
 from embodied.envs.episodes.seeding import EpisodeRng
+from embodied.envs.mujoco.config import SIDES
 from embodied.envs.mujoco.randomization.terms import OBJECT_OF_PREFIX, RandomizationTerm
 from embodied.envs.mujoco.robots.parts import ancestors, finger_bodies
 
 _DEPENDENT_FIELDS = {"body_mass": "body_inertia", "actuator_gainprm": "actuator_biasprm"}
+TOOLS = ("tcp", *(f"{side}/tcp" for side in SIDES))
 
 
 class Target:
@@ -199,9 +201,11 @@ def _rows(model: mujoco.MjModel, term: RandomizationTerm) -> tuple[np.ndarray, n
 def members(model: mujoco.MjModel, kind: str) -> dict[str, list[int]]:
     """Return the ids of the members of ``arm``, ``fingers`` and ``objects`` among a kind (geom, body, actuator, joint).
 
-    The arm's joints are those between the base and the tool centre point; objects are bodies that can move freely.
+    The arm's joints are those between the base and the tool centre point, of two robots both arms'; objects are bodies that can move freely.
     """
-    arm = [body for body in ancestors(model, int(model.site_bodyid[model.site("tcp").id])) if model.body_jntnum[body]]
+    tools = [i for i in range(model.nsite) if model.site(i).name in TOOLS]
+    carrying = [body for site in tools for body in ancestors(model, int(model.site_bodyid[site]))]
+    arm = [body for body in carrying if model.body_jntnum[body]]
     bodies = {"arm": arm, "fingers": finger_bodies(model), "objects": free_bodies(model)}
     if kind == "body":
         return bodies

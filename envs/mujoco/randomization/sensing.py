@@ -153,8 +153,7 @@ class Sensing:
     def _signal(self, delay: str) -> Tensor:
         """Return the true present signal that a delay applies to, [N, D]."""
         if delay == "joint_delay":
-            finger = self.arm.finger_qpos.mean(dim=1, keepdim=True)
-            return torch.cat([self.arm.joint_pos, self.arm.joint_vel, finger], 1)
+            return torch.cat([self.arm.joint_pos, self.arm.joint_vel, self.arm.gripper_pos], 1)
         quantities = self.task.observe()
         if not self.external:
             return self.arm.joint_pos[:, :0]

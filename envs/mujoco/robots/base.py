@@ -12,7 +12,7 @@ engine's autoreset disabled. Geoms of the robot have contype 1 and conaffinity 2
 """
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -91,6 +91,12 @@ class ArmState(Protocol):
     """Position that each finger is commanded to, [N, G]."""
     scale: Scale
     """Lengths of tasks."""
+    prefix: str
+    """With what names of the robot in the model begin; empty unless it is one of two."""
+    arms: "Sequence[ArmState]"
+    """Of a pair its two arms; empty for one arm."""
+    gripper_pos: Tensor
+    """Mean position of the fingers, the one number that a gripper reports, [N, 1]."""
     lead: float
     """How many times as far ahead of the tool experts aim when they push."""
     side_rad: float
@@ -169,8 +175,8 @@ class Robot(Protocol):
     """MJCF with the geoms of robot, table and floor that videos show; None: videos show the geoms of ``mjcf``."""
     coarse: Path | None
     """MJCF with the few geoms that policies' cameras show (groups: assets/franka/coarse.xml); None: no such cameras."""
-    fingers: tuple[str, str]
-    """The two bodies that touch a held object."""
+    fingers: tuple[str, ...]
+    """The two bodies that touch a held object; of a pair (robots/pair.py) those of both robots, left first."""
     action: Box
     terms: tuple[Term, ...]
     """Quantities that the robot measures; the first entries of ``obs["state"]``."""

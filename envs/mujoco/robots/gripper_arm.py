@@ -50,14 +50,15 @@ class GripperState:
         self.num_joints, self.lead = robot.num_joints, 2.3 if robot.config.from_target else 1.0
         self.side_rad = np.pi / 2 if robot.thin_along_y else 0.0
         self._qpos, self._qvel, self._ctrl = (live(batch.bind(name)) for name in ("qpos", "qvel", "ctrl"))
-        self.parts = Parts(model, self._qpos.device)
+        self.prefix, self.arms = robot.prefix, ()
+        self.parts = Parts(model, self._qpos.device, robot.prefix)
         self.encoder_offset_NJ: Tensor | None = None
         self.backlash_NJ: Tensor | None = None
         self.move_scale = np.array([term.scale for term in robot.action.terms[:-1]])  # of all entries but the gripper
-        self.tcp_site = model.site("tcp").id
+        self.tcp_site = model.site(f"{robot.prefix}tcp").id
         self.tcp_pos = live(batch.bind("site_xpos"))[:, self.tcp_site]
         self.tcp_mat = live(batch.bind("site_xmat"))[:, self.tcp_site]
-        velocity = model.sensor("tcp_vel").adr[0]
+        velocity = model.sensor(f"{robot.prefix}tcp_vel").adr[0]
         self.tcp_vel = live(batch.bind("sensordata"))[:, velocity : velocity + 3]
 
     @property
@@ -71,6 +72,10 @@ class GripperState:
     @property
     def finger_qpos(self) -> Tensor:
         return self._qpos[:, self.parts.gripper.qpos]
+
+    @property
+    def gripper_pos(self) -> Tensor:
+        return self.finger_qpos.mean(dim=1, keepdim=True)
 
     @property
     def finger_qvel(self) -> Tensor:

@@ -30,6 +30,10 @@ class GripperDescription:
     visual: Path | None = None
     coarse: Path | None = None
     fingers: tuple[str, str] = FINGERS
+    prefix: str = ""
+    """With what names of its parts in the model of a scene begin; empty unless it is one of two (pair.py)."""
+    base_m: tuple[float, float, float] = (0.0, 0.0, 0.0)
+    """Where it stands in the scene, beyond what its MJCF says."""
     home_qpos: np.ndarray
     """Joint positions [J], gripper pointing down: episodes start near them, and the null space is pulled to them."""
     home_spread: np.ndarray
@@ -169,7 +173,7 @@ class GripperDescription:
 
     def start_qpos(self, rng: EpisodeRng, held_n: np.ndarray) -> np.ndarray:
         spread = np.where(held_n[:, None], self.held_spread, self.home_spread)
-        signed = rng.uniform("arm", [-1.0] * self.num_joints, [1.0] * self.num_joints)
+        signed = rng.uniform(f"{self.prefix}arm", [-1.0] * self.num_joints, [1.0] * self.num_joints)
         return np.asarray(self.home_qpos + spread * signed)
 
 

@@ -37,7 +37,7 @@ class Place(NamedTuple):
 class Parts:
     """An arm with a gripper in a model. UserError for an arm's joint without its one position servo, or no gripper.
 
-    device: of the tensors that indices are for; None: the CPU, or arrays.
+    device: of the tensors that indices are for; None: the CPU, or arrays. prefix: of the names of one of two robots.
     """
 
     arm: Place
@@ -48,12 +48,14 @@ class Parts:
     direct: bool
     """Whether every joint of the gripper has a position servo of its own."""
 
-    def __init__(self, model: mujoco.MjModel, device: torch.device | None = None) -> None:
+    def __init__(self, model: mujoco.MjModel, device: torch.device | None = None, prefix: str = "") -> None:
+        body = int(model.site_bodyid[model.site(f"{prefix}tcp").id])
+        own = model.body_rootid[model.jnt_bodyid] == model.body_rootid[body]
         servos: dict[int, list[int]] = {}
         for actuator in range(model.nu):
             for joint in driven(model, actuator):
-                servos.setdefault(joint, []).append(actuator)
-        body = int(model.site_bodyid[model.site("tcp").id])
+                if own[joint] or not prefix:
+                    servos.setdefault(joint, []).append(actuator)
         chain = np.isin(model.jnt_bodyid, ancestors(model, body))
         arm = np.flatnonzero(chain).tolist()
         for joint in arm:
@@ -71,7 +73,7 @@ class Parts:
             return Place(joints, ctrl, *(columns(of, device) for of in ids))
 
         self.arm, self.gripper = place(arm), place(gripper)
-        linked = np.flatnonzero(~chain & (model.body_rootid[model.jnt_bodyid] == model.body_rootid[body]))
+        linked = np.flatnonzero(~chain & own)
         self.linked = columns(model.jnt_qposadr[linked].tolist(), device)
         self.direct = linked.tolist() == gripper and all(is_servo(model, actuator) for actuator in self.gripper.servos)
 
@@ -105,9 +107,10 @@ def ancestors(model: mujoco.MjModel, body: int) -> list[int]:
 
 
 def finger_bodies(model: mujoco.MjModel) -> list[int]:
-    """Return the ids of the two bodies that touch a held object."""
-    first = int(model.tuple("fingers").adr[0])
-    return [int(body) for body in model.tuple_objid[first : first + len(FINGERS)]]
+    """Return the ids of the bodies that touch a held object, two of each robot."""
+    found = model.tuple("fingers")
+    first, count = int(found.adr[0]), int(found.size[0])
+    return [int(body) for body in model.tuple_objid[first : first + count]]
 
 
 def columns(ids: Sequence[int], device: torch.device | None = None) -> Columns:

@@ -224,7 +224,7 @@ class WarpPool(EpisodicEnv):
 
     def _write_controls(self, action_NA: Tensor) -> None:
         self.guard.remember(self._broken_N)
-        self.arm.apply(action_NA, self.non_model.measured())
+        self.arm.apply(action_NA, measured=self.non_model.measured())
 
     def _read_obs(self) -> Obs:
         self.view.changed()
