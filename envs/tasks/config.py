@@ -267,7 +267,7 @@ class LiftBarConfig(TaskConfig):
     """Distance between the bases of the robots, side by side."""
     bar_length_m: Positive = 0.6
     """Distance between the middles of the handles."""
-    bar_mass_kg: Positive = 0.6
+    bar_mass_kg: Positive = 0.8
     """Mass of the bar."""
     handle_half_m: Positive = 0.02
     """Half the width of a handle; its half height, and half the thickness of the bar, follow."""
