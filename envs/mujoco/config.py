@@ -9,7 +9,6 @@ from embodied.core.registry import Registry
 from embodied.envs.mujoco.randomization.terms import RandomizationTerm
 from embodied.envs.rendering.config import CameraRandomization
 
-
 SIDES = ("left", "right")
 """Two robots at one table."""
 

@@ -73,10 +73,9 @@ class TaskConfig:
 
     @property
     def kind(self) -> str:
-        """Return the robot, of two the one that both are. UserError for a task of another number of robots."""
+        """The robot, of two what both are. UserError for another number of robots than the task is for."""
         if self.robots:
-            got, allowed = ", ".join(f"{side}: {name}" for side, name in self.robots.items()), "lift_bar alone"
-            raise UserError(f"robots: got {got}, but this task is for one robot (robot); two are allowed in {allowed}")
+            raise UserError(f"robots: got {', '.join(self.robots)}, but this task is for one robot (robot)")
         return self.robot
 
     def substeps(self, timestep_s: float) -> int:
@@ -284,10 +283,11 @@ class LiftBarConfig(TaskConfig):
 
     @property
     def kind(self) -> str:
-        names = list(self.robots.values())
         if self.robot:
-            raise UserError(f"robot: got {self.robot}, but this task is for two: robots={{left: {self.robot}, right: {self.robot}}}")
+            two = ", ".join(f"{side}: {self.robot}" for side in SIDES)
+            raise UserError(f"robot: got {self.robot}, but this task is for two robots: robots={{{two}}}")
+        names = list(self.robots.values())
         if sorted(self.robots) != sorted(SIDES) or len(set(names)) > 1:
-            got = ", ".join(f"{side}: {name}" for side, name in self.robots.items())
-            raise UserError(f"robots: got {got or 'none'}, needed: left and right, the same robot twice")
+            got = ", ".join(f"{side}: {name}" for side, name in self.robots.items()) or "none"
+            raise UserError(f"robots: got {got}, needed: left and right, twice the same robot")
         return names[0]

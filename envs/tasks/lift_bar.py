@@ -65,10 +65,7 @@ class LiftBar(Task):
         below = Term("handles_below_goal", 2, "m", meaning="height of the goal minus that of each handle, left first")
         return (
             *(self._place_of(name) for name in HANDLES),
-            *(
-                Quantity(Term(f"{name}_from_tcp", 3, "m", "base", difference=Difference(f"{name}_pos", f"{side}_tcp_pos")))
-                for name, side in zip(HANDLES, SIDES, strict=True)
-            ),
+            *(self._offset_of(name, side) for name, side in zip(HANDLES, SIDES, strict=True)),
             Quantity(below, self._below),
         )
 
@@ -76,15 +73,23 @@ class LiftBar(Task):
         term = Term(f"{name}_pos", 3, "m", "base", meaning=f"x, y, z of the middle of {name}")
         return Quantity(term, lambda: self.view.position(name))
 
+    def _offset_of(self, name: str, side: str) -> Quantity:
+        difference = Difference(f"{name}_pos", f"{side}_tcp_pos")
+        return Quantity(Term(f"{name}_from_tcp", 3, "m", "base", difference=difference))
+
     def observed_by_critic(self) -> tuple[Quantity, ...]:
         return (
             Quantity(Term("handles_grasped", 2), lambda: self._grasped().to(self.goal.dtype)),
             Quantity(Term("bar_vel", 6, "m/s, rad/s"), lambda: self.view.body_qvel("bar")),
         )
 
+    def _height(self) -> Tensor:
+        """Return the height of each handle's middle, m [N, 2]."""
+        return torch.stack([self.view.position(name)[:, 2] for name in HANDLES], -1)
+
     def _below(self) -> Tensor:
         """Return how far each handle is below the goal, m [N, 2]."""
-        return torch.stack([self.goal[:, 2] - self.view.position(name)[:, 2] for name in HANDLES], -1)
+        return self.goal[:, 2:] - self._height()
 
     def _grasped(self) -> Tensor:
         """Return whether each hand holds its handle, bool [N, 2]."""
@@ -93,15 +98,14 @@ class LiftBar(Task):
     def _off(self) -> Tensor:
         """Return the greatest distance of a handle from the goal's height, and from the other's, m [N]."""
         below = self._below()
-        return torch.cat([below, below[:, :1] - below[:, 1:]], -1).abs().amax(-1)
+        return torch.cat([below, below.diff()], -1).abs().amax(-1)
 
     def rewards(self, success: Tensor) -> dict[str, Tensor]:
         reach, off, held = self.scale.reach, self._off(), self._grasped().all(-1)
-        low = torch.stack([self.view.position(name)[:, 2] for name in HANDLES], -1).amin(-1)
-        height = ((low - self.rest_m) / (0.08 * reach)).clamp(0, 1)
+        height = ((self._height().amin(-1) - self.rest_m) / (0.08 * reach)).clamp(0, 1)
         return {
-            "reach": 0.05 * sum(common.reach_reward(*hand) for hand in self.hands),
-            "grasp": 0.05 * sum(common.grasp_reward(*hand) for hand in self.hands),
+            "reach": 0.1 * torch.stack([common.reach_reward(*hand) for hand in self.hands]).mean(0),
+            "grasp": 0.1 * torch.stack([common.grasp_reward(*hand) for hand in self.hands]).mean(0),
             "lift": 0.15 * held * height,
             "carry": 0.35 * held * (0.5 * progress(off, 0.4 * reach) + 0.5 * near(off, 0.06 * reach)),
             "at_goal": 0.3 * success,
@@ -111,11 +115,8 @@ class LiftBar(Task):
         return (self._off() < self.config.success_m) & self._grasped().all(-1)
 
     def expert(self) -> Tensor:
-        """Grasp both handles; then lift each end to the goal's height, when both are held."""
-        firm = [view.grasped(name) & view.arm.squeezing() for view, name in self.hands]
-        high = torch.stack([self.view.position(name)[:, 2] for name in HANDLES], -1).amin(-1) > 1.2 * self.rest_m
-        carried = firm[0] & firm[1] | self._grasped().all(-1) & high
-        moves = []
+        """Grasp both handles, then lift both ends."""
+        moves, carried = [], self._grasped().all(-1)
         for (view, name), below in zip(self.hands, self._below().unbind(-1), strict=True):
             target, gripper = common.grasp_move(view, name)
             up = torch.cat([view.tcp_pos[:, :2], view.tcp_pos[:, 2:] + below.unsqueeze(-1)], -1)

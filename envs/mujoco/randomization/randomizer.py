@@ -201,7 +201,8 @@ def _rows(model: mujoco.MjModel, term: RandomizationTerm) -> tuple[np.ndarray, n
 def members(model: mujoco.MjModel, kind: str) -> dict[str, list[int]]:
     """Return the ids of the members of ``arm``, ``fingers`` and ``objects`` among a kind (geom, body, actuator, joint).
 
-    The arm's joints are those between the base and the tool centre point, of two robots both arms'; objects are bodies that can move freely.
+    The arm's joints are those between the base and the tool centre point, of two robots those of both; objects are
+    bodies that can move freely.
     """
     tools = [i for i in range(model.nsite) if model.site(i).name in TOOLS]
     carrying = [body for site in tools for body in ancestors(model, int(model.site_bodyid[site]))]

@@ -19,7 +19,7 @@ from mujoco.batch import Batch
 from torch import Tensor
 
 from embodied.core.errors import UserError
-from embodied.core.spec import Box
+from embodied.core.spec import ArmSpec, Box
 from embodied.envs.episodes.seeding import EpisodeRng
 from embodied.envs.mujoco.config import SIDES
 from embodied.envs.mujoco.robots.base import Measurement, Robot, Simulations
@@ -34,21 +34,23 @@ class Pair:
     apart_m: distance between the bases.
     """
 
-    arm = None  # a robot's computer controls one arm
+    arm: ArmSpec | None = None  # a robot's computer controls one arm
+    workspace_m: tuple[tuple[float, float, float], tuple[float, float, float]]
 
     def __init__(self, robot: Robot, apart_m: float) -> None:
         if not isinstance(robot, GripperArm):
             raise UserError(f"robots: {robot.name} is no GripperArm, which two at one table have to be")
         self.name, self.visual, self.coarse = f"bi_{robot.name}", robot.visual, robot.coarse
         self.scale, self.gap_m = robot.scale, robot.gap_m
-        y_m = apart_m / 2, -apart_m / 2
-        self.robots = tuple(placed(robot, f"{side}/", (0.0, y, 0.0)) for side, y in zip(SIDES, y_m, strict=True))
+        left, right = (
+            placed(robot, f"{side}/", y_m) for side, y_m in zip(SIDES, (apart_m / 2, -apart_m / 2), strict=True)
+        )
+        self.robots: tuple[GripperArm, GripperArm] = left, right
+        self.workspace_m = right.workspace_m[0], left.workspace_m[1]
         self.fingers = tuple(each.prefix + finger for each in self.robots for finger in each.fingers)
-        low, high = zip(*(each.workspace_m for each in self.robots), strict=True)
-        self.workspace_m = tuple(np.min(low, 0).tolist()), tuple(np.max(high, 0).tolist())
-        sides = tuple(zip(SIDES, self.robots, strict=True))
-        self.terms = tuple(replace(term, name=f"{side}_{term.name}") for side, each in sides for term in each.terms)
-        moves = [replace(term, name=f"{side}_{term.name}") for side, each in sides for term in each.action.terms]
+        each = tuple(zip(SIDES, self.robots, strict=True))
+        self.terms = tuple(replace(term, name=f"{side}_{term.name}") for side, one in each for term in one.terms)
+        moves = (replace(term, name=f"{side}_{term.name}") for side, one in each for term in one.action.terms)
         self.action = Box(tuple(moves))
 
     def spec(self) -> mujoco.MjSpec:
@@ -58,7 +60,7 @@ class Pair:
             for geom in one.geoms:
                 if geom.contype or geom.conaffinity:
                     geom.contype, geom.conaffinity = bits
-            for option in ("timestep", "integrator", "cone", "disableflags", "impratio"):
+            for option in (name for name in dir(one.option) if not name.startswith("_")):
                 setattr(spec.option, option, getattr(one.option, option))
             spec.memory, one.memory = max(2 * one.memory, -1), -1
             spec.attach(one, prefix=robot.prefix, frame=spec.worldbody.add_frame(pos=robot.base_m))
@@ -80,15 +82,17 @@ class Pair:
         return PairState([robot.attach_tensors(batch) for robot in self.robots])
 
 
-def placed(robot: GripperArm, prefix: str, base_m: tuple[float, float, float]) -> GripperArm:
-    """Return a copy of a robot that stands at ``base_m``, where its kinematics and its workspace are too."""
+def placed(robot: GripperArm, prefix: str, y_m: float) -> GripperArm:
+    """Return a copy of a robot that stands aside by ``y_m``, with its kinematics and its workspace."""
+
+    def moved(point: tuple[float, float, float]) -> tuple[float, float, float]:
+        return point[0], point[1] + y_m, point[2]
+
     robot, arm = copy(robot), robot.kinematics
-    low, high = (tuple(np.add(corner, base_m).tolist()) for corner in robot.workspace_m)
-    first = replace(arm.joints[0], pos_m=tuple(np.add(arm.joints[0].pos_m, base_m).tolist()))
-    robot.prefix, robot.base_m, robot.workspace_m = prefix, base_m, (low, high)
-    robot.kinematics = replace(
-        arm, joints=(first, *arm.joints[1:]), workspace_low_m=low, workspace_high_m=high
-    )
+    low, high = map(moved, robot.workspace_m)
+    joints = replace(arm.joints[0], pos_m=moved(arm.joints[0].pos_m)), *arm.joints[1:]
+    robot.prefix, robot.base_m, robot.workspace_m = prefix, moved((0.0, 0.0, 0.0)), (low, high)
+    robot.kinematics = replace(arm, joints=joints, workspace_low_m=low, workspace_high_m=high)
     return robot
 
 
@@ -123,7 +127,8 @@ class PairState:
 
     def measurement(self, *readings_N2: Tensor) -> Measurement:
         """Return both measurements, joined along their first axis."""
-        both = [arm.measurement(*own) for arm, own in zip(self.arms, zip(*map(halves, readings_N2)), strict=True)]
+        each = zip(self.arms, zip(*map(halves, readings_N2), strict=True), strict=True)
+        both = [arm.measurement(*own) for arm, own in each]
         return Measurement(*(torch.cat(parts) for parts in zip(*both, strict=True)))
 
     def observe(self, measured: Measurement | None = None) -> dict[str, Tensor]:
