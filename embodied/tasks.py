@@ -13,8 +13,8 @@ object on stdout. Of families with many environments only the names are listed.
   seed=0           seed of the episodes
   task.<option>=... sim.<option>=... policy=...   as for train; the policy's cameras are checked too
 
-With task.robot=<name or file> the robot is checked too: areas in reach, fingers, gap, standing still, holding, and
-whether the scripted expert solves 95% of 200 episodes.
+With task.robot=<name or file>, or task.robots={left: <name>, right: <name>}, the robot is checked too: areas in reach,
+fingers, gap, standing still, holding, and whether the scripted expert solves 95% of 200 episodes.
 
   picture=<file>   a PNG of four moments of an episode of the expert
 
@@ -115,7 +115,7 @@ def check(values: dict[str, Any]) -> dict[str, Any]:
     results = run_checks(make, options.num_envs, options.seed, options.resets, options.steps, seconds, note)
     if options.picture:
         draw(make, Path(options.picture))
-    if "task.robot" in overrides:
+    if any(key.startswith("task.robot") for key in overrides):
         from embodied.envs.checks.robot import EPISODES, check_robot
 
         results = chain(check_robot(make(EPISODES)), results)

@@ -1,6 +1,6 @@
 """Whether a robot of ours can do a task: each check says what was measured and, if it fails, what to change."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import torch
@@ -25,11 +25,14 @@ Finding = tuple[bool, str, str]
 
 def check_robot(pool: VecEnv) -> Iterator[Result]:
     """Yield the results of all checks of the task's robot that apply. pool: ``EPISODES`` envs of a task of ours."""
-    if not isinstance(pool, MujocoPool) or not isinstance(pool.task.robot, GripperDescription):
+    if not isinstance(pool, MujocoPool):
         return
-    robot, task = pool.task.robot, pool.task
-    checks: dict[str, Callable[[], Finding]] = {"ik": lambda: _ik(pool, robot), "fingers": lambda: _fingers(robot)}
-    if hasattr(task, "objects"):
+    robots, task = getattr(pool.task.robot, "robots", (pool.task.robot,)), pool.task
+    robot = robots[0]  # of two, which are the same but for their places
+    if not isinstance(robot, GripperDescription):
+        return
+    checks: dict[str, Callable[[], Finding]] = {"ik": lambda: _ik(pool, robots), "fingers": lambda: _fingers(robot)}
+    if hasattr(task, "half_width_m"):
         checks["gap"] = lambda: _gap(pool, robot)
     if robot.config.mode == "ee_delta":
         checks |= {"still": lambda: _still(pool)}
@@ -43,10 +46,11 @@ def check_robot(pool: VecEnv) -> Iterator[Result]:
         yield Result(name, bool(good), measured if good or not change else f"{measured}: {change}")
 
 
-def _ik(pool: MujocoPool, robot: GripperDescription) -> Finding:
+def _ik(pool: MujocoPool, robots: Sequence[GripperDescription]) -> Finding:
     points = np.array([corner for _, corner in pool.task.corners()])
-    qpos_nJ, miss_n = robot.reach_for(points)
-    down_n = -Chain(robot.kinematics).tools(qpos_nJ.T)[1][2, 2]
+    found = [each.reach_for(of) for each, of in zip(robots, np.split(points, len(robots), 1), strict=True)]
+    robot, miss_n = robots[0], np.concatenate([miss_n for _, miss_n in found])
+    down_n = -np.concatenate([Chain(robot.kinematics).tools(qpos_nJ.T)[1][2, 2] for qpos_nJ, _ in found])
     tilt_deg = float(np.degrees(np.arccos(down_n.clip(-1, 1))).max())
     measured = (
         f"corners of the areas are missed by up to {miss_n.max() * 1e3:.1f} mm, tool tilted by {tilt_deg:.0f} deg"
@@ -71,10 +75,10 @@ def _gap(pool: MujocoPool, robot: GripperDescription) -> Finding:
 
 def _still(pool: MujocoPool) -> Finding:
     _start(pool)
-    zero, places = torch.zeros(pool.num_envs, pool.spec.action.size), [pool.arm.tcp_pos.clone()]
+    zero, places = torch.zeros(pool.num_envs, pool.spec.action.size), [pool.arm.tcp_pos.reshape(-1, 3).clone()]
     for _ in range(3):
         _step(pool, zero)
-        places.append(pool.arm.tcp_pos.clone())
+        places.append(pool.arm.tcp_pos.reshape(-1, 3).clone())
     whole_m, moved_m = (float((places[-1] - places[k]).norm(dim=-1).max()) for k in (0, 2))
     seconds = _steps(pool) * pool.spec.control_dt_s
     measured = f"zero actions move the tool by {whole_m * 1e3:.1f} mm, then by {moved_m * 1e3:.1f} mm in {seconds:g} s"

@@ -75,7 +75,8 @@ class TaskConfig:
     def kind(self) -> str:
         """The robot, of two what both are. UserError for another number of robots than the task is for."""
         if self.robots:
-            raise UserError(f"robots: got {', '.join(self.robots)}, but this task is for one robot (robot)")
+            got, one = ", ".join(self.robots), next(iter(self.robots.values()))
+            raise UserError(f"robots: got {got}, but this task is for one robot: robot={one}")
         return self.robot
 
     def substeps(self, timestep_s: float) -> int:

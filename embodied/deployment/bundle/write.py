@@ -94,6 +94,9 @@ def check_exportable(spec: EnvSpec) -> None:
     """Raise UserError unless a robot's computer can execute the policy's actions."""
     if not isinstance(spec.action, Box):
         raise UserError(f"task {spec.task} has choices for actions: only continuous actions can be exported")
+    arms = [term.name for term in spec.state if term.source == "measured" and term.name.endswith("joint_pos")]
+    if len(arms) > 1:
+        raise UserError(f"task {spec.task} moves {len(arms)} arms ({', '.join(arms)}): only one arm can be exported")
     if spec.arm is None:
         unknown = f"the arm of its robot '{spec.robot}' (EnvSpec.arm): its kinematics and limits are unknown"
         raise UserError(
