@@ -50,14 +50,22 @@ def copy_larger(small: MujocoPool, large: MujocoPool) -> None:
         pool.view.qvel[:] = 0
         pool.batch.forward()
         pool.view.changed()
-    np.copyto(large.arm.ctrl[:, 4:], small.arm.ctrl[:, 4:] * TIMES)
+    fingers = ~np.isin(np.arange(small.model.nu), joint_servos(small))
+    large.arm.ctrl[:, fingers] = small.arm.ctrl[:, fingers] * TIMES
 
 
-@pytest.mark.parametrize("task", TASK_NAMES)
+def joint_servos(pool: MujocoPool) -> list[int]:
+    return [servo for arm in pool.arm.arms or [pool.arm] for servo in arm.parts.arm.servos]
+
+
+@pytest.mark.parametrize("task", [*TASK_NAMES, "lift_bar"])
 def test_a_robot_twice_as_large_has_the_same_rewards_success_and_expert(tmp_path: Path, task: str) -> None:
-    small, large = (
-        make_pool(task, {"robot": gantry(tmp_path, times)}, num_envs=8, num_threads=1) for times in (1.0, TIMES)
-    )
+    def build(times: float) -> MujocoPool:
+        robot = gantry(tmp_path, times)
+        options = {"robots": {"left": robot, "right": robot}} if task == "lift_bar" else {"robot": robot}
+        return make_pool(task, options, num_envs=8, num_threads=1)
+
+    small, large = build(1.0), build(TIMES)
     for pool in (small, large):
         pool.reset(make_sampler(pool, seed=0))
     assert large.model.opt.gravity[2] == small.model.opt.gravity[2]
