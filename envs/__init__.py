@@ -41,7 +41,7 @@ def gymnasium_id(task: str, robot: str = "") -> str:
 
 for _prefix, _name in {"": "", "SO101": "so101"}.items():
     for _task in TASKS.registered():
-        _two = TASKS[_task].config().robots
+        _two = getattr(TASKS[_task].config(), "robots", None)  # of a task for two
         _robot = {} if not _name else {"robots": dict.fromkeys(_two, _name)} if _two else {"robot": _name}
         gymnasium.register(
             gymnasium_id(_task, _prefix),

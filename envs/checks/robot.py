@@ -1,6 +1,7 @@
 """Whether a robot of ours can do a task: each check says what was measured and, if it fails, what to change."""
 
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -27,8 +28,8 @@ def check_robot(pool: VecEnv) -> Iterator[Result]:
     """Yield the results of all checks of the task's robot that apply. pool: ``EPISODES`` envs of a task of ours."""
     if not isinstance(pool, MujocoPool):
         return
-    robots, task = getattr(pool.task.robot, "robots", (pool.task.robot,)), pool.task
-    robot = robots[0]  # of two, which are the same but for their places
+    robots: Sequence[Any] = getattr(pool.task.robot, "robots", (pool.task.robot,))
+    robot, task = robots[0], pool.task  # two robots are the same but for their places
     if not isinstance(robot, GripperDescription):
         return
     checks: dict[str, Callable[[], Finding]] = {"ik": lambda: _ik(pool, robots), "fingers": lambda: _fingers(robot)}

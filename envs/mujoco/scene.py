@@ -9,7 +9,7 @@ from typing import Any
 
 import mujoco
 
-from embodied.envs.mujoco.config import Shape
+from embodied.envs.mujoco.config import SIDES, Shape
 from embodied.envs.mujoco.robots.base import Robot
 from embodied.envs.mujoco.robots.parts import FINGERS
 
@@ -75,27 +75,20 @@ def with_all_kinds(spec: mujoco.MjSpec, shapes: Mapping[str, Sequence[Shape]]) -
     return spec
 
 
-def add_object_sensors(spec: mujoco.MjSpec, name: str) -> None:
-    """Add the sensors that ``View`` reads: contacts of each finger with the object, and the object's x and y axes."""
-    add_contacts(spec, name, name)
-    add_axes(spec, name)
+def add_object_sensors(spec: mujoco.MjSpec, name: str, body: str = "", prefix: str = "") -> None:
+    """Add the sensors that ``View`` reads: contacts of each finger with the object, and the object's x and y axes.
 
-
-def add_contacts(spec: mujoco.MjSpec, name: str, body: str, prefix: str = "") -> None:
-    """Add the contacts of each finger with a body, for ``View`` those with ``name``. prefix: of one of two robots."""
-    fingers = [finger for finger in spec.tuple("fingers").objname if finger.startswith(prefix)]
+    body: of the object, if it has another name. prefix: of the robot whose fingers are meant, if it is one of two.
+    """
+    body, fingers = body or name, (each for each in spec.tuple("fingers").objname if each.startswith(prefix))
     for which, finger in zip(FINGERS, fingers, strict=True):
         sensor = spec.add_sensor(
             name=f"{prefix}{which}_{name}", type=mujoco.mjtSensor.mjSENS_CONTACT, objtype=BODY, objname=finger,
             reftype=BODY, refname=body,
         )  # fmt: skip
         sensor.intprm[:3] = [1 << int(mujoco.mjtConDataField.mjCONDATA_FOUND), 0, 1]  # number of contacts: one value
-
-
-def add_axes(spec: mujoco.MjSpec, name: str) -> None:
-    """Add the x and y axes of a body."""
     for axis, kind in (("x", mujoco.mjtSensor.mjSENS_FRAMEXAXIS), ("y", mujoco.mjtSensor.mjSENS_FRAMEYAXIS)):
-        spec.add_sensor(name=f"{name}_{axis}_axis", type=kind, objtype=mujoco.mjtObj.mjOBJ_XBODY, objname=name)
+        spec.add_sensor(name=f"{name}_{axis}_axis", type=kind, objtype=mujoco.mjtObj.mjOBJ_XBODY, objname=body)
 
 
 def add_cube(spec: mujoco.MjSpec, name: str, half_size_m: float, mass_kg: float, rgba: Rgba) -> None:
@@ -104,26 +97,21 @@ def add_cube(spec: mujoco.MjSpec, name: str, half_size_m: float, mass_kg: float,
     add_object_sensors(spec, name)
 
 
-def add_bar(
-    spec: mujoco.MjSpec, name: str, handles: Sequence[str], length_m: float, half_m: float, mass_kg: float
-) -> None:
-    """Add a free bar along y that lies on the table, with an upright handle at each end, and its sensors.
+def add_bar(spec: mujoco.MjSpec, name: str, length_m: float, half_m: float, mass_kg: float) -> None:
+    """Add a free bar along y that lies on the table, with upright handles at its ends, left_handle at greater y.
 
-    handles: their names, the one at greater y first; ``left_handle`` is for the fingers of the robot ``left/``.
     length_m: between the middles of the handles. half_m: half the width of bar and handles.
     """
+    box = {"type": mujoco.mjtGeom.mjGEOM_BOX, "friction": [1, 0.005, 0.001], **WORLD_BITS}
     body = add_body(spec, name, pos=[0.5, 0, half_m / 2])
     body.add_freejoint(name=name)
-    box = {"type": mujoco.mjtGeom.mjGEOM_BOX, "friction": [1, 0.005, 0.001], **WORLD_BITS}
     body.add_geom(name=name, size=[half_m, length_m / 2 + half_m, half_m / 2], mass=mass_kg, rgba=BLUE, **box)
-    add_axes(spec, name)
-    for handle, y in zip(handles, (length_m / 2, -length_m / 2), strict=True):
-        half_height_m = 1.25 * half_m
-        size, pos = [half_m, half_m, half_height_m], [0, y, half_m / 2 + half_height_m]
-        body.add_geom(name=handle, size=size, pos=pos, mass=0, rgba=RED, **box)
-        place = {"objtype": mujoco.mjtObj.mjOBJ_GEOM, "objname": handle}
-        spec.add_sensor(name=f"{handle}_pos", type=mujoco.mjtSensor.mjSENS_FRAMEPOS, **place)
-        add_contacts(spec, handle, name, f"{handle.partition('_')[0]}/")
+    for side, y in zip(SIDES, (length_m / 2, -length_m / 2), strict=True):
+        handle, pos = f"{side}_handle", [0, y, 1.75 * half_m]
+        body.add_geom(name=handle, size=[half_m, half_m, 1.25 * half_m], pos=pos, mass=0, rgba=RED, **box)
+        kind = mujoco.mjtSensor.mjSENS_FRAMEPOS
+        spec.add_sensor(name=f"{handle}_pos", type=kind, objtype=mujoco.mjtObj.mjOBJ_GEOM, objname=handle)
+        add_object_sensors(spec, handle, name, f"{side}/")
 
 
 def add_tray(

@@ -41,7 +41,10 @@ class View:
         self.qpos, self.qvel = live(batch.bind("qpos")), live(batch.bind("qvel"))
         self.mocap_pos, self.sensors = live(batch.bind("mocap_pos")), live(batch.bind("sensordata"))
         self.prefix, self.scale = arm.prefix, arm.scale
-        self.views = tuple(View(batch, each, models) for each in arm.arms)
+        self.views = tuple(View(batch, each, models) for each in arm.arms)  # of two robots, which have their own tools
+        if not self.views:
+            self.tcp_pos, self.tcp_mat = arm.tcp_pos, arm.tcp_mat
+        self.tools = {f"{view.prefix.replace('/', '_')}tcp_pos": view.tcp_pos for view in self.views or (self,)}
         self.sizes: Mapping[str, Tensor] = {}  # factor of the size of objects, [N], of those that vary
         self.derived: dict[tuple[str, str], Tensor] = {}  # results of ``per_state`` by (method, object)
         self._constants: dict[tuple[float, ...], Tensor] = {}
@@ -52,20 +55,6 @@ class View:
             self._qpos[name], self._qvel[name] = self.qpos[:, at : at + 7], self.qvel[:, dof : dof + 6]
         self._sensor_ids = {self.model.sensor(i).name: i for i in range(self.model.nsensor)}
         self._sensor_adr = [*self.model.sensor_adr.tolist(), self.model.nsensordata]
-
-    @property
-    def tcp_pos(self) -> Tensor:
-        """Position of the tool centre point, [N, 3]."""
-        return self.arm.tcp_pos
-
-    @property
-    def tcp_mat(self) -> Tensor:
-        """Rotation matrix of the tool by rows, [N, 9]."""
-        return self.arm.tcp_mat
-
-    def tools(self) -> dict[str, Tensor]:
-        """Return ``tcp_pos``, or of two arms ``left_tcp_pos`` and ``right_tcp_pos``, [N, 3] each."""
-        return {f"{view.prefix.replace('/', '_')}tcp_pos": view.tcp_pos for view in self.views or (self,)}
 
     def tensor(self, numbers: ArrayLike) -> Tensor:
         """Return numbers, such as random ones, with the type and on the device of the view's tensors."""

@@ -72,8 +72,8 @@ class Task:
         self._check_reach()
 
     def build_robot(self) -> Robot:
-        """Return the robot of the options, of two the one that both are."""
-        return build_robot(self.config.kind, self.config.control)
+        """Return the robot of the options."""
+        return build_robot(self.config.robot, self.config.control)
 
     def corners(self) -> list[tuple[str, tuple[float, ...]]]:
         """Return the corners of the areas of the options, m, each with the option's name."""
@@ -215,8 +215,7 @@ class Task:
 
 def _read(quantities: Sequence[Quantity], view: View) -> dict[str, Tensor]:
     """Read quantities by name; those with a ``difference`` follow from tools (``tcp_pos``) and those before."""
-    tools = view.tools()
-    values = dict(tools)
+    values = dict(view.tools)
     for quantity in quantities:
         term, rule = quantity.term, quantity.term.difference
         if quantity.read is not None:
@@ -225,7 +224,7 @@ def _read(quantities: Sequence[Quantity], view: View) -> dict[str, Tensor]:
             assert rule is not None
             of, minus = (pad(values[x], (0, term.size - values[x].shape[1])) for x in (rule.of, rule.minus))
             values[term.name] = (of + view.constant(rule.offset) if rule.offset else of) - minus
-    return {name: value for name, value in values.items() if name not in tools}
+    return {name: value for name, value in values.items() if name not in view.tools}
 
 
 def column(x: Tensor) -> Tensor:

@@ -19,13 +19,13 @@ from embodied.envs.tasks.config import CubeConfig, GoalConfig, ObjectTaskConfig,
 ROTATION = "first two columns of the rotation matrix: x axis, then y axis of the object"
 
 
-def cube_quantities(task: Task, name: str) -> tuple[Quantity, ...]:
+def cube_quantities(task: Task, name: str, tool: str = "tcp_pos") -> tuple[Quantity, ...]:
     """Return position, position relative to the tool centre point, and rotation (Zhou et al. 2019) of a cube."""
     position = Term(f"{name}_pos", 3, "m", "base", meaning=f"x, y, z of the centre of {name}")
     rotation = Term(f"{name}_rotation", 6, frame="base", meaning=ROTATION)
     return (
-        Quantity(position, lambda: task.view.body_qpos(name)[:, :3]),
-        Quantity(Term(f"{name}_from_tcp", 3, "m", "base", difference=Difference(f"{name}_pos", "tcp_pos"))),
+        Quantity(position, lambda: task.view.position(name)),
+        Quantity(Term(f"{name}_from_tcp", 3, "m", "base", difference=Difference(f"{name}_pos", tool))),
         Quantity(rotation, lambda: task.view.sensor(f"{name}_x_axis", 2)),
     )
 

@@ -26,8 +26,6 @@ class TaskConfig:
 
     robot: str = "panda"
     """Name of the robot, or the path of its YAML file."""
-    robots: dict[str, str] = field(default_factory=dict)
-    """Robots of a task for two, ``{left: <robot>, right: <robot>}``, twice the same; other tasks have ``robot``."""
     robot_sha256: str = ""
     """Hash of the robot's files, which a run keeps: with others it cannot go on. Empty: that of the present ones."""
     control: dict[str, Any] = field(default_factory=dict)
@@ -45,39 +43,26 @@ class TaskConfig:
     """
 
     def __post_init__(self) -> None:
-        robot = self.kind
-        if (path := robot_path(robot)) and path.parent != FOLDER:
-            robot = str(path)  # evaluations may run in another directory
-        if self.robots:
-            object.__setattr__(self, "robots", dict.fromkeys(SIDES, robot))
-        else:
-            object.__setattr__(self, "robot", robot)
-        present = robot_hash(robot)
+        if (path := robot_path(self.robot)) and path.parent != FOLDER:
+            object.__setattr__(self, "robot", str(path))  # evaluations may run in another directory
+        present = robot_hash(self.robot)
         if self.robot_sha256 not in ("", present):
-            raise UserError(f"robot {robot}: its YAML or MJCF file is not the one that the run was made with")
+            raise UserError(f"robot {self.robot}: its YAML or MJCF file is not the one that the run was made with")
         object.__setattr__(self, "robot_sha256", present)
-        control = control_options(robot, self.control)
+        control = control_options(self.robot, self.control)
         object.__setattr__(self, "control", asdict(control))  # defaults included
-        scale = robot_scale(robot)
+        scale = robot_scale(self.robot)
         for option in fields(self):
             value, default, factor = getattr(self, option.name), cast(Any, option.default), scale.of(option.name)
             if factor != 1 and value is default:  # a user's numbers are other objects
                 scaled = tuple(factor * x for x in value) if isinstance(value, tuple) else factor * value
                 object.__setattr__(self, option.name, scaled)
 
-        if path is not None and self.max_episode_steps == type(self).max_episode_steps:
+        if robot_path(self.robot) is not None and self.max_episode_steps == type(self).max_episode_steps:
             # as long as the way takes, but no shorter than for the Panda: a gripper needs its time
             speed = control.delta_m / self.control_dt_s / PANDA_SPEED
             steps = self.max_episode_steps * max(1.0, scale.reach / speed)
             object.__setattr__(self, "max_episode_steps", round(steps))
-
-    @property
-    def kind(self) -> str:
-        """The robot, of two what both are. UserError for another number of robots than the task is for."""
-        if self.robots:
-            got, one = ", ".join(self.robots), next(iter(self.robots.values()))
-            raise UserError(f"robots: got {got}, but this task is for one robot: robot={one}")
-        return self.robot
 
     def substeps(self, timestep_s: float) -> int:
         """Return the number of physics steps in a control step; UserError unless it is whole."""
@@ -260,17 +245,18 @@ class LiftBarConfig(TaskConfig):
     """Options of LiftBar. The bar lies along y, across both robots, with a handle at each end."""
 
     robot: str = ""
-    """Empty: the task is for two, ``robots``."""
+    """Empty: the task is for two."""
     robots: dict[str, str] = field(default_factory=lambda: dict.fromkeys(SIDES, "panda"))
-    max_episode_steps: PositiveInt = 64
+    """The robots ``left`` and ``right``, as ``robot`` of other tasks; twice the same, with the same ``control``."""
     apart_m: Positive = 0.6
-    """Distance between the bases of the robots, side by side."""
+    """Distance between the bases of the robots, which stand side by side."""
+    max_episode_steps: PositiveInt = 64
     bar_length_m: Positive = 0.6
     """Distance between the middles of the handles."""
     bar_mass_kg: Positive = 0.8
     """Mass of the bar."""
     handle_half_m: Positive = 0.02
-    """Half the width of a handle; its half height, and half the thickness of the bar, follow."""
+    """Half the width of the handles and of the bar; their heights follow."""
     bar_low_m: tuple[float, float] = (0.45, -0.04)
     """Area of the table where the middle of the bar starts."""
     bar_high_m: tuple[float, float] = (0.6, 0.04)
@@ -278,17 +264,18 @@ class LiftBarConfig(TaskConfig):
     yaw_rad: float = 0.15
     """Greatest turn of the bar to either side at the start."""
     height_m: tuple[float, float] = (0.16, 0.28)
-    """Least and greatest height to which the handles are to be lifted."""
+    """Least and greatest height that the handles are to be lifted to."""
     success_m: float = 0.03
-    """Greatest distance of a handle from that height, and of one handle's height from the other's, in a success."""
+    """Greatest distance of a handle from that height, and between the heights of both, that counts as success."""
 
-    @property
-    def kind(self) -> str:
+    def __post_init__(self) -> None:
         if self.robot:
             two = ", ".join(f"{side}: {self.robot}" for side in SIDES)
             raise UserError(f"robot: got {self.robot}, but this task is for two robots: robots={{{two}}}")
-        names = list(self.robots.values())
-        if sorted(self.robots) != sorted(SIDES) or len(set(names)) > 1:
+        if set(self.robots) != set(SIDES) or len(set(self.robots.values())) > 1:
             got = ", ".join(f"{side}: {name}" for side, name in self.robots.items()) or "none"
             raise UserError(f"robots: got {got}, needed: left and right, twice the same robot")
-        return names[0]
+        object.__setattr__(self, "robot", self.robots[SIDES[0]])
+        super().__post_init__()  # which may replace its name by a path
+        object.__setattr__(self, "robots", dict.fromkeys(SIDES, self.robot))
+        object.__setattr__(self, "robot", "")

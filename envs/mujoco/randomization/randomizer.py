@@ -201,12 +201,10 @@ def _rows(model: mujoco.MjModel, term: RandomizationTerm) -> tuple[np.ndarray, n
 def members(model: mujoco.MjModel, kind: str) -> dict[str, list[int]]:
     """Return the ids of the members of ``arm``, ``fingers`` and ``objects`` among a kind (geom, body, actuator, joint).
 
-    The arm's joints are those between the base and the tool centre point, of two robots those of both; objects are
-    bodies that can move freely.
+    The arm's joints are those between base and tool centre point, of two robots both; objects can move freely.
     """
-    tools = [i for i in range(model.nsite) if model.site(i).name in TOOLS]
-    carrying = [body for site in tools for body in ancestors(model, int(model.site_bodyid[site]))]
-    arm = [body for body in carrying if model.body_jntnum[body]]
+    tools = [body for i, body in enumerate(model.site_bodyid.tolist()) if model.site(i).name in TOOLS]
+    arm = [body for tool in tools for body in ancestors(model, tool) if model.body_jntnum[body]]
     bodies = {"arm": arm, "fingers": finger_bodies(model), "objects": free_bodies(model)}
     if kind == "body":
         return bodies

@@ -92,9 +92,9 @@ class ArmState(Protocol):
     scale: Scale
     """Lengths of tasks."""
     prefix: str
-    """With what names of the robot in the model begin; empty unless it is one of two."""
+    """With what names of the robot in the model begin; empty unless it is one of two (pair.py)."""
     arms: "Sequence[ArmState]"
-    """Of a pair its two arms; empty for one arm."""
+    """Of a pair its two arms, else empty."""
     gripper_pos: Tensor
     """Mean position of the fingers, the one number that a gripper reports, [N, 1]."""
     lead: float

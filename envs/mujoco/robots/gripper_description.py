@@ -31,9 +31,8 @@ class GripperDescription:
     coarse: Path | None = None
     fingers: tuple[str, str] = FINGERS
     prefix: str = ""
-    """With what names of its parts in the model of a scene begin; empty unless it is one of two (pair.py)."""
-    base_m: tuple[float, float, float] = (0.0, 0.0, 0.0)
-    """Where it stands in the scene, beyond what its MJCF says."""
+    aside_m: float = 0.0
+    """Of one of two robots (pair.py): with what its names in a scene begin, and where along y it stands."""
     home_qpos: np.ndarray
     """Joint positions [J], gripper pointing down: episodes start near them, and the null space is pulled to them."""
     home_spread: np.ndarray

@@ -1,10 +1,9 @@
-"""Two robots of a kind, side by side at one table.
+"""Two robots of a kind, side by side at one table; they touch each other.
 
     "left" at y = +apart / 2        both look along x        "right" at y = -apart / 2
 
-Names of the left one begin with ``left/`` in the model and with ``left_`` in observations and actions. What a robot has
-one of, a pair has two of, joined along the last axis, left first. Each robot keeps its control law and its inverse
-kinematics, in the frame of the table, whose origin is between the bases. The robots touch each other.
+Names of the left one begin with ``left/`` in the model, with ``left_`` in observations and actions. What a robot has, a
+pair has twice, joined along the last axis, left first. Each has its own control law, in the frame of the table.
 """
 
 from collections.abc import Sequence
@@ -25,32 +24,25 @@ from embodied.envs.mujoco.config import SIDES
 from embodied.envs.mujoco.robots.base import Measurement, Robot, Simulations
 from embodied.envs.mujoco.robots.gripper_arm import GripperArm
 
-BITS = (5, 2), (1, 6)  # contype and conaffinity of the left and the right robot: bit 4 is their contact
+BITS = (5, 2), (1, 6)  # contype and conaffinity of the left and of the right robot; bit 4 is their contact
 
 
 class Pair:
-    """Two robots as one; see ``embodied.envs.mujoco.robots.base.Robot``. UserError for robots that are not described.
-
-    apart_m: distance between the bases.
-    """
+    """Two robots as one (``base.Robot``). apart_m: between the bases. UserError unless the robot is a GripperArm."""
 
     arm: ArmSpec | None = None  # a robot's computer controls one arm
-    workspace_m: tuple[tuple[float, float, float], tuple[float, float, float]]
 
     def __init__(self, robot: Robot, apart_m: float) -> None:
         if not isinstance(robot, GripperArm):
             raise UserError(f"robots: {robot.name} is no GripperArm, which two at one table have to be")
         self.name, self.visual, self.coarse = f"bi_{robot.name}", robot.visual, robot.coarse
         self.scale, self.gap_m = robot.scale, robot.gap_m
-        left, right = (
-            placed(robot, f"{side}/", y_m) for side, y_m in zip(SIDES, (apart_m / 2, -apart_m / 2), strict=True)
-        )
+        left, right = placed(robot, "left/", apart_m / 2), placed(robot, "right/", -apart_m / 2)
         self.robots: tuple[GripperArm, GripperArm] = left, right
         self.workspace_m = right.workspace_m[0], left.workspace_m[1]
         self.fingers = tuple(each.prefix + finger for each in self.robots for finger in each.fingers)
-        each = tuple(zip(SIDES, self.robots, strict=True))
-        self.terms = tuple(replace(term, name=f"{side}_{term.name}") for side, one in each for term in one.terms)
-        moves = (replace(term, name=f"{side}_{term.name}") for side, one in each for term in one.action.terms)
+        self.terms = tuple(replace(term, name=f"{side}_{term.name}") for side in SIDES for term in robot.terms)
+        moves = (replace(term, name=f"{side}_{term.name}") for side in SIDES for term in robot.action.terms)
         self.action = Box(tuple(moves))
 
     def spec(self) -> mujoco.MjSpec:
@@ -63,7 +55,7 @@ class Pair:
             for option in (name for name in dir(one.option) if not name.startswith("_")):
                 setattr(spec.option, option, getattr(one.option, option))
             spec.memory, one.memory = max(2 * one.memory, -1), -1
-            spec.attach(one, prefix=robot.prefix, frame=spec.worldbody.add_frame(pos=robot.base_m))
+            spec.attach(one, prefix=robot.prefix, frame=spec.worldbody.add_frame(pos=[0, robot.aside_m, 0]))
         return spec
 
     def reach_for(self, points_n6: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -82,16 +74,13 @@ class Pair:
         return PairState([robot.attach_tensors(batch) for robot in self.robots])
 
 
-def placed(robot: GripperArm, prefix: str, y_m: float) -> GripperArm:
-    """Return a copy of a robot that stands aside by ``y_m``, with its kinematics and its workspace."""
-
-    def moved(point: tuple[float, float, float]) -> tuple[float, float, float]:
-        return point[0], point[1] + y_m, point[2]
-
+def placed(robot: GripperArm, prefix: str, aside_m: float) -> GripperArm:
+    """Return a copy of a robot that stands aside in y, with its kinematics and its workspace."""
     robot, arm = copy(robot), robot.kinematics
-    low, high = map(moved, robot.workspace_m)
-    joints = replace(arm.joints[0], pos_m=moved(arm.joints[0].pos_m)), *arm.joints[1:]
-    robot.prefix, robot.base_m, robot.workspace_m = prefix, moved((0.0, 0.0, 0.0)), (low, high)
+    (x, y, z), first = arm.joints[0].pos_m, arm.joints[0]
+    low, high = ((corner[0], corner[1] + aside_m, corner[2]) for corner in robot.workspace_m)
+    joints = replace(first, pos_m=(x, y + aside_m, z)), *arm.joints[1:]
+    robot.prefix, robot.aside_m, robot.workspace_m = prefix, aside_m, (low, high)
     robot.kinematics = replace(arm, joints=joints, workspace_low_m=low, workspace_high_m=high)
     return robot
 
@@ -105,18 +94,15 @@ def halves(numbers: Any) -> tuple[Any, Any]:
 def joined(name: str) -> Any:
     """Return a property that reads what both arms have, and sets it by halves; None is for both."""
 
-    def read(self: "PairState") -> Tensor:
-        return torch.cat([getattr(arm, name) for arm in self.arms], -1)
-
     def write(self: "PairState", value: Tensor | None) -> None:
         for arm, half in zip(self.arms, (None, None) if value is None else halves(value), strict=True):
             setattr(arm, name, half)
 
-    return property(read, write)
+    return property(lambda self: torch.cat([getattr(arm, name) for arm in self.arms], -1), write)
 
 
 class PairState:
-    """Two attached arms as one, on the CPU or a device, for pools and randomisation; tasks use each arm's own view."""
+    """Two attached arms as one (``base.Arm``, ``base.TensorArm``) for pools and randomisation; tasks use each one."""
 
     prefix = ""
     joint_pos, joint_vel, tcp_pos, gripper_pos = map(joined, ("joint_pos", "joint_vel", "tcp_pos", "gripper_pos"))
@@ -132,7 +118,7 @@ class PairState:
         return Measurement(*(torch.cat(parts) for parts in zip(*both, strict=True)))
 
     def observe(self, measured: Measurement | None = None) -> dict[str, Tensor]:
-        each = zip(SIDES, self.arms, self._apart(measured), strict=True)
+        each = zip(SIDES, self.arms, apart(measured), strict=True)
         return {f"{side}_{name}": value for side, arm, own in each for name, value in arm.observe(own).items()}
 
     def reset(self, ids: Any, qpos_n2J: Any) -> None:
@@ -140,10 +126,12 @@ class PairState:
             arm.reset(ids, qpos_nJ)
 
     def apply(self, action_NA: Any, *ids: Any, measured: Measurement | None = None) -> None:
-        for arm, action, own in zip(self.arms, halves(action_NA), self._apart(measured), strict=True):
+        for arm, action, own in zip(self.arms, halves(action_NA), apart(measured), strict=True):
             arm.apply(action, *ids, measured=own)
 
-    def _apart(self, measured: Measurement | None) -> Sequence[Measurement | None]:
-        if measured is None:
-            return None, None
-        return [Measurement(*parts) for parts in zip(*(part.chunk(2) for part in measured), strict=True)]
+
+def apart(measured: Measurement | None) -> Sequence[Measurement | None]:
+    """Return each arm's part of a measurement."""
+    if measured is None:
+        return None, None
+    return [Measurement(*parts) for parts in zip(*(part.chunk(2) for part in measured), strict=True)]
