@@ -118,7 +118,7 @@ def collect(argv: Sequence[str]) -> dict[str, Any]:
         print(f"{len(kept)} of {options.episodes} episodes, {duration(time.monotonic() - began)}", file=sys.stderr)
     env.close()
     words = {key: value for key, value in overrides.items() if key not in {*own, "device"}}
-    write(out, kept, spec, {**words, "task": config.task.name})
+    write(out, kept, spec, {**words, "task": config.task.title})
     return {
         "data": str(out), "task": spec.task, "episodes": len(kept), "frames": sum(map(len, kept)), "tried": tried,
         "solved": solved, "success_rate": solved / tried, "wall_s": round(time.monotonic() - began, 3),

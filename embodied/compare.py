@@ -90,7 +90,7 @@ def main(options: CompareConfig) -> dict[str, Any]:
             reference, *candidates = play(options, config, entrants, alpha)
         except ConnectionError as error:
             raise UserError(f"policies: {error}") from error
-    task = config.task.name
+    task = config.task.title
     path = Path(options.out or f"runs/comparisons/{task.replace('/', '.')}-{datetime.now():%Y%m%d-%H%M%S-%f}.json")
     rows = []
     for name, solved in zip(options.policies[1:], candidates, strict=True):

@@ -42,8 +42,9 @@ from pathlib import Path
 from typing import Any
 
 from embodied.core.errors import UserError
+from embodied.core.user_files import sha256
 from embodied.deployment.bundle.description import Bundle
-from embodied.deployment.bundle.format import BUNDLE_FILE, read_bundle, sha256
+from embodied.deployment.bundle.format import BUNDLE_FILE, read_bundle
 from embodied.deployment.bundle.runner import Planner, PolicyRunner, check_parity
 from embodied.deployment.control.inference import Inference
 from embodied.deployment.control.loop import ControlLoop

@@ -66,7 +66,7 @@ def main(options: EvalConfig) -> dict[str, Any]:
     with ExitStack() as opened:
         filmed = opened.enter_context(filming.filming(config, filming.ENVS, delay)) if options.video else None
         episodes = f"{options.episodes} episodes"
-        print(f"evaluating {found.path} on {config.task.name}: {episodes}, seed {options.seed}", file=sys.stderr)
+        print(f"evaluating {found.path} on {config.task.title}: {episodes}, seed {options.seed}", file=sys.stderr)
         with closing(Line()) as line:
             [result] = evaluate_policy(
                 config, policy, options.episodes, options.seed, [noise], options.num_threads, delay,

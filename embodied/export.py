@@ -21,7 +21,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from embodied.core.options import DeviceName, PositiveInt, config_dataclass
-from embodied.deployment.bundle.format import BUNDLE_FILE, sha256
+from embodied.core.user_files import sha256
+from embodied.deployment.bundle.format import BUNDLE_FILE
 from embodied.session.command import command
 from embodied.session.config import read_acting
 from embodied.session.files import check_new_dir

@@ -40,8 +40,8 @@ def preflight(argv: Sequence[str]) -> dict[str, Any]:
     if "task" not in words:
         raise missing_key("task")
     config = compose_new(words, print)
-    if config.task.name != (task := recorded.get("task", config.task.name)):
-        raise wrong_value("task", config.task.name, f"{task}, which this data set is of")
+    if config.task.title != (task := recorded.get("task", config.task.title)):
+        raise wrong_value("task", config.task.title, f"{task}, which this data set is of")
     from embodied.trainers.preflight import examine
 
     result, faults = examine(config)

@@ -27,7 +27,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from embodied.core.errors import UserError, one_line
-from embodied.deployment.bundle.format import BUNDLE_FILE, read_bundle, sha256
+from embodied.core.user_files import sha256
+from embodied.deployment.bundle.format import BUNDLE_FILE, read_bundle
 from embodied.deployment.bundle.runner import PolicyRunner, check_parity
 from embodied.deployment.options import ServeOptions
 from embodied.deployment.serving.protocol import require_packages

@@ -115,7 +115,7 @@ def check(values: dict[str, Any]) -> dict[str, Any]:
     results = run_checks(make, options.num_envs, options.seed, options.resets, options.steps, seconds, note)
     if options.picture:
         draw(make, Path(options.picture))
-    if any(key.startswith("task.robot") for key in overrides):
+    if any(key.startswith(("task.robot", "task.scene")) for key in overrides):
         from embodied.envs.checks.robot import EPISODES, check_robot
 
         results = chain(check_robot(make(EPISODES)), results)

@@ -1,12 +1,14 @@
 """Train a policy: ``python -m embodied.train [task] [key=value ...]``
 
-  task=pick_place          or task=<family>/<id>, an environment of another simulator
+  task=pick_place          or task=<family>/<id>, an environment of another simulator, or task=my_task.py:MyTask, a task
+                           in a file of your own (docs/extending/task.md)
   policy=flow|gaussian|categorical|dsrl|vla|vla_tiny  algo=ppo|grpo|sft|grounding  runtime=local|sync|ray  sim=mujoco
   sampler=uniform          draws the training episodes
   randomization=none|sim2real   what varies between episodes, for policies that leave the simulator
   num_envs=...  total_steps=...  max_minutes=...  seed=0  device=auto|cpu|cuda  max_staleness=...
   seed=0,1,2               one run after the other; out=<dir> is then the directory of the runs
   task.robot=panda         robot of the task
+  task.scene=kitchen.xml   furniture and obstacles around the table (docs/environments.md)
   eval_episodes=200        episodes of the evaluation at the end; 0 for none
   checkpoint_minutes=2     minutes between two checkpoints
   trace=true               record what each part does in the first minute, as <run dir>/trace.json.gz for Perfetto

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import gymnasium
 
+from embodied.core import user_files
 from embodied.core.lazy import lazy_names
 from embodied.core.options import from_mapping
 from embodied.core.spec import CameraSpec
@@ -30,26 +31,37 @@ else:
 
 __all__ = [
     "FAMILIES", "SAMPLERS", "TASKS", "MujocoPool", "SamplerSetup", "SimConfig", "UniformConfig", "UniformSampler",
-    "first_episodes", "gymnasium_id", "make_pool", "make_sampler",
+    "first_episodes", "gymnasium_id", "make_pool", "make_sampler", "register",
 ]  # fmt: skip
 
 
 def gymnasium_id(task: str, robot: str = "") -> str:
     """Return the gymnasium id of a task: ``pick_place`` → ``embodied/PickPlace-v0``; a robot comes first."""
-    return f"embodied/{robot}{''.join(word.capitalize() for word in task.split('_'))}-v0"
+    return f"embodied/{robot}{''.join(word[:1].upper() + word[1:] for word in task.split('_'))}-v0"
+
+
+def register(task: str, prefix: str = "", **options: Any) -> str:
+    """Register a task with gymnasium, by its name or as ``<file>.py:<class>``; return its id.
+
+    prefix: what the id begins with. options: of the task. UserError as for ``make_pool``.
+    """
+    task = user_files.absolute(task)
+    id = gymnasium_id(user_files.short_name(task).rpartition(":")[2], prefix)
+    gymnasium.register(
+        id,
+        entry_point="embodied.envs.views.gymnasium_api:TaskEnv",
+        vector_entry_point="embodied.envs.views.gymnasium_api:TaskVectorEnv",
+        max_episode_steps=TASKS[task].config(**options).max_episode_steps,
+        kwargs={"task": task, **options},
+    )
+    return id
 
 
 for _prefix, _name in {"": "", "SO101": "so101"}.items():
     for _task in TASKS.registered():
         _two = getattr(TASKS[_task].config(), "robots", None)  # of a task for two
         _robot = {} if not _name else {"robots": dict.fromkeys(_two, _name)} if _two else {"robot": _name}
-        gymnasium.register(
-            gymnasium_id(_task, _prefix),
-            entry_point="embodied.envs.views.gymnasium_api:TaskEnv",
-            vector_entry_point="embodied.envs.views.gymnasium_api:TaskVectorEnv",
-            max_episode_steps=TASKS[_task].config(**_robot).max_episode_steps,
-            kwargs={"task": _task, **_robot},
-        )
+        register(_task, _prefix, **_robot)
 
 
 def make_pool(

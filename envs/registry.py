@@ -1,22 +1,25 @@
 """The registries of tasks and of families of environments, and our own family.
 
 A family is a simulator with its environments; ``task=<family>/<id>`` names one of them. A name without ``/`` is one of
-our own tasks, in the family ``mujoco``. Other distributions add families and tasks by entry points in the groups
-``embodied.families`` and ``embodied.tasks`` (docs/simulators.md).
+our own tasks, in the family ``mujoco``; so is ``<file>.py:<class>``.
+Other distributions add families and tasks by entry points in the groups ``embodied.families`` and ``embodied.tasks``
+(docs/simulators.md).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, get_type_hints
 
-from embodied.core.errors import UserError
+from embodied.core import user_files
+from embodied.core.errors import UserError, unknown_name
 from embodied.core.options import from_mapping
-from embodied.core.registry import Registry
+from embodied.core.registry import Entry, Registry
 from embodied.core.spec import CameraSpec, EnvSpec
 from embodied.envs.adapters.config import EnvpoolConfig, GymSimConfig, ManiSkillConfig
 from embodied.envs.mujoco.config import SimConfig, WarpConfig
 from embodied.envs.tasks import config
+from embodied.envs.tasks.config import TaskConfig
 
 if TYPE_CHECKING:
     from embodied.core.env import VecEnv
@@ -24,7 +27,36 @@ if TYPE_CHECKING:
     from embodied.envs.mujoco.warp.pool import WarpPool
     from embodied.envs.tasks.base import Task
 
-TASKS: Registry[type[Task]] = Registry("task", group="embodied.tasks")
+PARTS = ("instruction", "observed", "observed_by_critic", "rewards", "success")  # what the class of a task must have
+
+
+class Tasks(Registry["type[Task]"]):
+    """Tasks by name; ``<file>.py:<class>`` is a task in a file of the user's."""
+
+    def __getitem__(self, name: str) -> Entry[type[Task]]:
+        if (found := user_files.reference(name)) is None:
+            return super().__getitem__(name)
+        from embodied.envs.tasks.base import Task
+
+        (path, wanted), module = found, user_files.load(found[0])
+        classes = {key: thing for key, thing in vars(module).items() if isinstance(thing, type)}
+        tasks = {key: thing for key, thing in classes.items() if issubclass(thing, Task)}
+        if wanted not in classes:
+            raise unknown_name(f"class in {path}", wanted, tasks)
+        if wanted not in tasks:
+            raise UserError(f"task {name}: the class must inherit Task (from {Task.__module__} import Task)")
+        build: type[Task] = tasks[wanted]
+        if lacking := [part for part in PARTS if getattr(build, part, None) is getattr(Task, part, None)]:
+            raise UserError(f"task {name}: the class lacks {', '.join(lacking)}")
+        if "name" not in vars(build):
+            build.name = wanted
+        config = get_type_hints(build)["config"]
+        if not (isinstance(config, type) and issubclass(config, TaskConfig)):
+            raise UserError(f"task {name}: config: its annotation must be a config_dataclass that inherits TaskConfig")
+        return Entry(name, build, config)
+
+
+TASKS = Tasks("task", group="embodied.tasks")
 TASKS.declare("detour", "embodied.envs.tasks.detour:Detour", config.DetourConfig)
 TASKS.declare("lift", "embodied.envs.tasks.lift:Lift", config.LiftConfig)
 TASKS.declare("lift_bar", "embodied.envs.tasks.lift_bar:LiftBar", config.LiftBarConfig)
@@ -97,6 +129,8 @@ class MujocoFamily:
 def split_name(task: str) -> tuple[str, str]:
     """Return family and id of a name: ``lift`` → ``("mujoco", "lift")``, ``mine/cart`` → ``("mine", "cart")``."""
     family, slash, id = task.partition("/")
+    if user_files.reference(task):
+        return DEFAULT_FAMILY, task
     return (family, id) if slash else (DEFAULT_FAMILY, task)
 
 

@@ -29,6 +29,7 @@ from embodied.core import options
 from embodied.core.config import parse_overrides
 from embodied.deployment.robots.mapping import Entry
 from embodied.deployment.validation import from_json
+from embodied.envs import make_pool
 from embodied.envs.registry import FAMILIES, TASKS, sim_options
 from embodied.session.command import with_first_key
 from embodied.session.deployed.planned import read_server_mapping
@@ -126,9 +127,9 @@ def compose_training(words: Sequence[str]) -> None:
 def test_the_options_of_every_command_compose(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
-    for program in blocks(page, "python"):
-        if name := re.match(r"# (\w+\.py)\n", program):
-            (tmp_path / name[1]).write_text(program)
+    for file in (*blocks(page, "python"), *blocks(page, "xml")):
+        if name := re.match(r"(?:#|<!--) (\w+\.\w+)", file):
+            (tmp_path / name[1]).write_text(file)
     for module, *words in commands(page):
         if words and not any(part in word for part in NOT_COMPOSED for word in words):
             with monkeypatch.context() as patch:
@@ -156,6 +157,9 @@ def test_every_program_runs(page: str) -> None:
 def test_every_file_is_read_by_the_code_that_reads_it(tmp_path: Path) -> None:
     [rough] = map(yaml.safe_load, blocks("docs/environments.md", "yaml"))
     assert sim_options("pick_place", rough)[1].randomization.keys() == {"grip", "cube_mass", "stiffness"}
+    (tmp_path / "kitchen.xml").write_text(*blocks("docs/environments.md", "xml"))
+    pool = make_pool("lift", {"scene": str(tmp_path / "kitchen.xml")}, num_envs=1, num_threads=1)
+    assert pool.model.joint("scene/drawer").range[1] == 0.15
     (tmp_path / "server.json").write_text(*blocks("docs/commands.md", "json"))
     assert read_server_mapping(tmp_path / "server.json").execute == 4
     [joint] = blocks("docs/sim_to_real.md", "json")

@@ -9,9 +9,12 @@ import shlex
 import shutil
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import pytest
+
+from embodied.envs import make_pool, make_sampler
 
 COPIED = ("embodied", "envs", "policies", "algos", "configs", "assets", "pyproject.toml", "tests/conftest.py")
 HEAD = r"^```(?:python|yaml|xml)\n(?:#|<!--) (?P<path>[\w/.]+)(?P<where>, [^\n]+?)?(?: -->)?\n"
@@ -49,8 +52,11 @@ def apply_block(copy: Path, match: re.Match[str]) -> Path:
     return path
 
 
-PAGES = {"task": 4, "policy": 4, "algorithm": 4, "replay_algorithm": 4, "simulator": 3, "robot": 3, "curriculum": 4}
-"""Files of each page: one of code, one YAML where it has a group, one registration, one test."""
+PAGES = {"task": 6, "policy": 4, "algorithm": 4, "replay_algorithm": 4, "simulator": 3, "robot": 3, "curriculum": 4}
+"""Files of each page: one of code, one YAML where it has a group, one registration, one test.
+
+That of tasks has a second task, in a file of the user's, and its scene.
+"""
 
 
 def copy_of(root: Path, folder: Path) -> Path:
@@ -69,6 +75,7 @@ def add(copy: Path, root: Path, page: str) -> tuple[list[Path], str]:
     paths = [apply_block(copy, match) for match in matches]
     assert len(matches) == PAGES[page]
     new = [path for path, match in zip(paths, matches, strict=True) if path.suffix == ".py" and not match["where"]]
+    new.sort(key=lambda path: path.name.startswith("test_"))
     command = COMMAND.search(text)
     assert command is not None
     return new, command["words"]
@@ -97,6 +104,23 @@ def test_worked_example(root: Path, tmp_path: Path, page: str) -> None:
     assert result["env_steps"] >= 512
     if page in LEARNED:
         assert result["eval"]["success_at_end_ci95"][0] > LEARNED[page]
+
+
+def test_a_task_in_a_file_of_your_own(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is checked, trained and evaluated in another folder, as its section says, and its expert solves it."""
+    page = (root / "docs" / "extending" / "task.md").read_text().partition("## A task in a file of your own")[2]
+    for match in BLOCK.finditer(page):
+        apply_block(tmp_path, match)
+    monkeypatch.chdir(tmp_path)
+    few = {"tasks": ("resets=4", "steps=4", "num_envs=2"), "train": SMALL, "eval": ("episodes=2",)}
+    for command, words in re.findall(r"^python -m embodied\.(\w+) (.+)$", page, re.MULTILINE):
+        main = import_module(f"embodied.{command}").main
+        assert main([*shlex.split(words), *few[command]]) == 0
+    pool = make_pool("my_task.py:Ring", {}, num_envs=16, num_threads=1)
+    pool.reset(make_sampler(pool, seed=0))
+    for _ in range(pool.spec.max_episode_steps):
+        step = pool.step(pool.task.expert())
+    assert step.episodes.success_at_end_M.all()
 
 
 @pytest.mark.slow(reason="mypy reads the whole project")

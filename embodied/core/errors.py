@@ -28,6 +28,8 @@ def describe_error(error: BaseException) -> str:
     The place is the innermost one in code of the user if there is any, else in a package, else in this project. The
     line there stands for a message that is missing, as that of ``assert cells > 0``.
     """
+    if isinstance(error, SyntaxError) and error.filename:
+        return f"{type(error).__name__} in {Path(error.filename).name}, line {error.lineno}: {error.msg}"
     ours = f"{Path(__file__).parents[1]}/"
     frames = traceback.extract_tb(error.__traceback__)
     theirs = [frame for frame in frames if not frame.filename.startswith((ours, PYTHON, "<"))]

@@ -16,6 +16,7 @@ from string import Template
 from typing import Any
 
 import embodied
+from embodied.core.user_files import short_name
 from embodied.report.curves import METRICS, SUCCESS, Group, Run, group_runs
 from embodied.report.progress import count, duration
 
@@ -28,7 +29,8 @@ ROW_CHARTS = {
 RESULTS = ("run", "evaluation", "goal", "episodes", "success", "", "95% interval", "with other noise", "return")
 CHECKS = ("run", "checkpoint", "check", "holds", "")
 FINAL = "final: after training, on episodes that neither training nor a rule that ended it saw"
-SETTLED = ("seed", "out", "runtime.device", "runtime.groups_per_worker")  # by the run or its machine
+HASHES = ("task.robot_sha256", "task.scene_sha256", "task.task_sha256")  # follow from the files
+SETTLED = ("seed", "out", "runtime.device", "runtime.groups_per_worker", *HASHES)  # by the run or its machine
 
 
 class Html(str):
@@ -47,7 +49,7 @@ class Film:
 def page(runs: Sequence[Run], films: Sequence[Film] = ()) -> str:
     """Return the page. Runs that differ only in the seed are shown as one, with the spread over the seeds."""
     groups = group_runs(runs)
-    of = {tuple(run.config.get(f"{part}.name") for part in ("task", "policy", "algo")) for run in runs}
+    of = {tuple(short_name(run.config.get(f"{part}.name", "")) for part in ("task", "policy", "algo")) for run in runs}
     title = escape(" · ".join(map(str, of.pop())) if len(of) == 1 else f"{len(runs)} runs")
     heads, charts = "".join(map(heading, runs)), make_charts(groups)
     heads = heads if len(runs) == 1 else f"<details><summary>{len(runs)} runs</summary>{heads}</details>"

@@ -160,12 +160,13 @@ def _run(command: Callable[[Sequence[str]], dict[str, Any]], usage: str | None, 
         print(usage, flush=True)
         return 0
     from embodied.core.errors import UserError  # after the check: a merged install may lack it
+    from embodied.core.user_files import name_words
 
     code = 0
     try:
         raise_on_interrupt()
         with redirect_stdout(sys.stderr):
-            result = command(argv)
+            result = command(name_words(argv))
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

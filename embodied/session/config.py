@@ -15,6 +15,7 @@ from pydantic import Field
 
 import embodied
 from embodied.algos.registry import ALGORITHMS
+from embodied.core import user_files
 from embodied.core.config import GROUPS, PRESETS, apply_values, compose, read_preset
 from embodied.core.errors import UserError, unknown_name
 from embodied.core.options import (
@@ -47,6 +48,11 @@ class Section:
     name: str
     options: Any
     """Instance of the dataclass that the part is registered with."""
+
+    @property
+    def title(self) -> str:
+        """The name for people and for names of folders."""
+        return user_files.short_name(self.name)
 
     def to_mapping(self) -> dict[str, Any]:
         """Return the section as plain values, as in ``config.yaml``."""
@@ -123,6 +129,7 @@ def read_run(run_dir: Path) -> RunConfig:
         raise UserError(f"{path} is not the configuration of a run: it needs the sections {', '.join(GROUPS)}")
     if "num_workers" in sections["runtime"]:  # its name in earlier versions of this code
         sections["runtime"]["num_env_workers"] = sections["runtime"].pop("num_workers")
+    sections["task"] = user_files.recorded(sections["task"], run_dir)
     try:
         config = resolve(sections)
     except UserError as error:
@@ -196,12 +203,13 @@ def resume_run(run_dir: Path, overrides: Mapping[str, Any]) -> RunConfig:
 
 def resolve(mapping: Mapping[str, Any]) -> RunConfig:
     """Check every name and type of a composed configuration, and fill its sections with all defaults."""
-    name, sampler = str(mapping["task"]["name"]), mapping.get("sampler", {"name": "uniform"})
+    named = user_files.checked(mapping["task"])
+    name, sampler = str(named["name"]), mapping.get("sampler", {"name": "uniform"})
     family, id = split_name(name)
     policy = read_section(mapping["policy"], POLICIES[mapping["policy"]["name"]].config, "policy")
     algo = read_section(mapping["algo"], ALGORITHMS[mapping["algo"]["name"]].config, "algo")
     episodes = read_section(sampler, SAMPLERS[sampler["name"]].config, "sampler")
-    task = read_section(mapping["task"], FAMILIES[family].build().task_config(id), "task")  # may import torch
+    task = read_section(named, FAMILIES[family].build().task_config(id), "task")  # may import torch
     simulation = Section(*sim_options(name, mapping["sim"]))
     decisions = mapping["runtime"].get("decisions")
     if decisions is None:
@@ -247,5 +255,6 @@ def expand(overrides: Mapping[str, Any]) -> dict[str, Any]:
     """Replace the short names of keys and of tasks by the full ones."""
     expanded = {SHORTHANDS.get(key, key): value for key, value in overrides.items()}
     if "task" in expanded:
-        expanded["task"] = str(expanded["task"]).removeprefix(f"{DEFAULT_FAMILY}/")  # tasks of ours have a short name
+        task = str(expanded["task"]).removeprefix(f"{DEFAULT_FAMILY}/")  # tasks of ours have a short name
+        expanded["task"] = user_files.absolute(task)
     return expanded

@@ -169,8 +169,8 @@ def make_initial_policy(config: RunConfig, spec: EnvSpec) -> Policy:
     config = with_architecture(config, run_dir)
     policy = make_policy(config, spec)
     source = read_run(run_dir)
-    if source.task.name != config.task.name:
-        raise UserError(f"{where} is a run of task {source.task.name}, this one is of {config.task.name}")
+    if source.task.title != config.task.title:
+        raise UserError(f"{where} is a run of task {source.task.title}, this one is of {config.task.title}")
     found = checkpoint.load_last(run_dir, only="policy")
     fresh = () if ALGORITHMS[source.algo.name].build.explores else tuple(policy.not_imitated or ())
     weights, own = checkpoint.read_weights(found.state, where), policy.state_dict()

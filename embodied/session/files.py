@@ -24,7 +24,7 @@ from yaml import YAMLError
 
 from embodied.core.config import GROUPS
 from embodied.core.errors import UserError, one_line
-from embodied.deployment.bundle.format import sha256
+from embodied.core.user_files import sha256
 from embodied.report.metrics import write_json
 from embodied.runtime.checkpoint_names import newest_first
 from embodied.session.command import Stopped

@@ -19,6 +19,7 @@ from typing import Any, TextIO
 
 from embodied.core.clock import running_s
 from embodied.core.errors import UserError, one_line
+from embodied.core.user_files import keep_copy
 from embodied.report.metrics import MetricsWriter, write_atomically, write_json
 from embodied.report.progress import Progress, duration, success_text
 from embodied.runtime import checkpoint
@@ -93,6 +94,7 @@ class Session:
         lock = self.lock or lock_run(self.run_dir)
         if not self.reached:
             write_atomically(self.run_dir / CONFIG_FILE, to_yaml(self.config))
+            keep_copy(self.config.task.name, self.run_dir)
         if not (self.run_dir / PRETRAINED).exists():
             trainer.policy.save_architecture(self.run_dir / PRETRAINED)
         with ExitStack() as stack:
@@ -221,7 +223,7 @@ def new_run_dir(config: RunConfig) -> Path:
         saved, resume = glob("checkpoints/*", root_dir=path), f", or go on with that run: resume={path}"
         check_new_dir(path, resume if saved else "; it has no checkpoint to go on from")
         return path
-    task = config.task.name.replace(":", ".")  # a colon separates paths in many variables of the shell
+    task = config.task.title.replace(":", ".")  # a colon separates paths in many variables of the shell
     return Path("runs") / task / f"{config.title}-{datetime.now():%Y%m%d-%H%M%S-%f}"  # others may start in this second
 
 

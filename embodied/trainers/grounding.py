@@ -53,7 +53,7 @@ class GroundingTrainer(SupervisedTrainer):
     def announcement(self) -> str:
         return (
             f"grounding {self.config.policy.name} ({self.parameters()}) in pictures of "
-            f"{self.config.task.name}: {self.config.num_envs} envs, seed {self.config.seed} → {self.run_dir}"
+            f"{self.config.task.title}: {self.config.num_envs} envs, seed {self.config.seed} → {self.run_dir}"
         )
 
     @cached_property
@@ -82,7 +82,7 @@ class GroundingTrainer(SupervisedTrainer):
         obs = self._predicted()
         by_split = _by(self.spec.splits, obs)
         return {
-            "task": self.config.task.name,
+            "task": self.config.task.title,
             "pictures": VALIDATION_SCENES * FRAMES_PER_SCENE,
             "found": {split: self.algorithm.localization_rates(rows) for split, rows in by_split.items()},
             "error_cm": {split: _error_cm(rows) for split, rows in by_split.items()},

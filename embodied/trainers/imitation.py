@@ -53,7 +53,7 @@ class ImitationTrainer(SupervisedTrainer):
 
     def announcement(self) -> str:
         plan = (
-            f"imitating {self.config.task.name}: policy {self.config.policy.name} ({self.parameters()}), "
+            f"imitating {self.config.task.title}: policy {self.config.policy.name} ({self.parameters()}), "
             f"{len(self.train_episodes)} episodes to train on ({len(self.frames):,} chunks), "
             f"{len(self.validation_episodes)} to validate on, seed {self.config.seed} → {self.run_dir}"
         )

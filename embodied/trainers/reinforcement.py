@@ -34,7 +34,7 @@ class ReinforcementTrainer(Trainer):
     def check(cls, config: RunConfig) -> None:
         super().check(config)
         if config.stop_at_success is not None and not factories.make_spec(config).has_success:
-            raise UserError(f"stop_at_success: task {config.task.name} reports no success")
+            raise UserError(f"stop_at_success: task {config.task.title} reports no success")
         if config.group_size > 1:
             check_groups(config)
 
@@ -53,7 +53,7 @@ class ReinforcementTrainer(Trainer):
     def announcement(self) -> str:
         config, options, runtime = self.config, self.config.runtime, self.runtime
         return (
-            f"training {config.task.name}: policy {config.policy.name} ({self.parameters()}), algo "
+            f"training {config.task.title}: policy {config.policy.name} ({self.parameters()}), algo "
             f"{config.algo.name}, {config.num_envs:,} envs, runtime {options.name} "
             f"({runtime.layout_note}; {options.device}), seed {config.seed} → {self.run_dir}; "
             f"a resumed run continues {runtime.resume_note}"
@@ -103,7 +103,7 @@ def check_groups(config: RunConfig) -> None:
         fits = "" if steps % execute else f": set runtime.decisions={steps // execute}"
         raise UserError(
             f"algo={config.algo.name} compares whole episodes, so runtime.decisions * policy.execute must be the "
-            f"{steps} steps of task {config.task.name}, got {runtime.decisions} * {execute}{fits}"
+            f"{steps} steps of task {config.task.title}, got {runtime.decisions} * {execute}{fits}"
         )
 
 

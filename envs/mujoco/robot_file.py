@@ -15,6 +15,7 @@ from pydantic import Field
 import embodied
 from embodied.core.errors import UserError, one_line, unknown_name
 from embodied.core.options import NonNegative, Positive, config_dataclass, from_mapping
+from embodied.core.user_files import find_file
 from embodied.envs.mujoco.config import ROBOTS, ControlConfig, Scale
 
 FOLDER = Path(embodied.__file__).parent / "configs" / "robot"
@@ -134,11 +135,10 @@ def robot_path(name: str) -> Path | None:
     """Return the YAML file of a robot, None for a registered class. UserError with the nearest name for others."""
     if name in ROBOTS.names():
         return None
-    path = Path(name).resolve() if name.endswith((".yaml", ".yml")) else FOLDER / f"{name}.yaml"
+    if name.endswith((".yaml", ".yml")):
+        return find_file("robot file", name)
+    path = FOLDER / f"{name}.yaml"
     if not path.is_file():
-        if path.parent != FOLDER:
-            near = [str(Path(name).parent / other.name) for other in path.parent.glob("*.y*ml")]
-            raise unknown_name("robot file", name, near) if near else UserError(f"robot file {name}: there is none")
         raise unknown_name("robot", name, [*ROBOTS.names(), *(other.stem for other in FOLDER.glob("*.yaml"))])
     return path
 

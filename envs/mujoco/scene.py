@@ -5,16 +5,19 @@ assets/franka/panda.xml). Metres, kilograms, radians; z up, robot base at the or
 """
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import mujoco
 
+from embodied.core.errors import UserError, one_line
 from embodied.envs.mujoco.config import SIDES, Shape
 from embodied.envs.mujoco.robots.base import Robot
 from embodied.envs.mujoco.robots.parts import FINGERS
 
 BODY = mujoco.mjtObj.mjOBJ_BODY
 HIDDEN_M = 1e-4  # half size of a geom in the middle of an object, where nothing can touch it
+SCENE = "scene/"  # with which the names of a user's scene begin
 WORLD_BITS = {"contype": 2, "conaffinity": 3}
 MARKER = {"contype": 0, "conaffinity": 0, "group": 2, "mass": 0}  # visible, without contacts
 GREY, RED, GREEN, BLUE = (0.55, 0.57, 0.6, 1), (0.85, 0.2, 0.15, 1), (0.2, 0.7, 0.3, 1), (0.2, 0.4, 0.8, 1)
@@ -37,6 +40,28 @@ def on_table(robot: Robot) -> mujoco.MjSpec:
         **WORLD_BITS,
     )  # fmt: skip
     return spec
+
+
+def add_scene(spec: mujoco.MjSpec, path: Path) -> None:
+    """Add the bodies and geoms of a user's MJCF file around the table; all its names then begin with ``scene/``.
+
+    What would act on the simulation by itself is left out: options, keyframes, sensors and actuators. So are planes,
+    since the table is the ground. UserError for a file that MuJoCo cannot read.
+    """
+    try:
+        scene = mujoco.MjSpec.from_file(str(path))
+        scene.compile()
+    except ValueError as error:
+        raise UserError(f"scene {path.name}: {one_line(error)}") from error
+    planes = [geom for geom in scene.geoms if geom.type == mujoco.mjtGeom.mjGEOM_PLANE]
+    for thing in (*scene.keys, *scene.sensors, *scene.actuators, *planes):
+        scene.delete(thing)
+    for geom in scene.geoms:
+        if geom.contype or geom.conaffinity:
+            geom.contype, geom.conaffinity = WORLD_BITS.values()
+    scene.option = spec.option
+    scene.memory = spec.memory = max(spec.memory, scene.memory) if spec.memory > 0 else -1
+    spec.attach(scene, frame=spec.worldbody.add_frame(), prefix=SCENE)
 
 
 def add_body(spec: mujoco.MjSpec, name: str, **options: Any) -> Any:

@@ -8,6 +8,7 @@ view's tensors: numbers of a task's own become tensors by ``View.tensor`` or tak
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from itertools import product
+from pathlib import Path
 
 import mujoco
 import numpy as np
@@ -22,7 +23,7 @@ from embodied.envs.episodes.seeding import EpisodeRng
 from embodied.envs.mujoco.config import Shape
 from embodied.envs.mujoco.robots.base import Robot
 from embodied.envs.mujoco.robots.described import build_robot
-from embodied.envs.mujoco.scene import on_table
+from embodied.envs.mujoco.scene import add_scene, on_table
 from embodied.envs.mujoco.view import View
 from embodied.envs.rendering.cameras import Camera
 from embodied.envs.tasks.config import TaskConfig
@@ -122,8 +123,10 @@ class Task:
         """Add the task's objects to a spec that holds the robot and the table."""
 
     def scene(self) -> mujoco.MjSpec:
-        """Return the robot at its table with the task's objects."""
+        """Return the robot at its table, with the user's scene and the task's objects."""
         spec = on_table(self.robot)
+        if self.config.scene:
+            add_scene(spec, Path(self.config.scene))
         self.build_scene(spec)
         return spec
 
@@ -170,7 +173,7 @@ class Task:
 
     def expert(self) -> Tensor:
         """Return the scripted expert's action, [N, A], a function of the present state."""
-        raise NotImplementedError
+        raise UserError(f"task {self.name} has no scripted expert")
 
     def put_in_hand(self, ids: Tensor) -> None:
         """Put ``held_object`` of envs ``ids`` [n] at the tool centre point, aligned with the fingers, closed on it."""
@@ -254,6 +257,8 @@ def task_spec(task: Task, cameras: Sequence[Camera] = ()) -> EnvSpec:
         raise UserError(f"cameras: the robot {task.robot.name} has no geoms for cameras to show (Robot.coarse)")
     robot, objects = task.robot.terms, task.state_terms()
     privileged = tuple(quantity.term for quantity in task.observed_by_critic())
+    if not privileged:
+        raise UserError(f"task {task.name}: observed_by_critic: got nothing, needed: at least one quantity")
     return EnvSpec(
         task=task.name,
         state=robot if cameras else (*robot, *objects),

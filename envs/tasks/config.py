@@ -1,10 +1,12 @@
 """Options of the tasks, and of what several tasks share."""
 
 from dataclasses import asdict, field, fields
+from pathlib import Path
 from typing import Any, cast
 
 from embodied.core.errors import UserError
 from embodied.core.options import Fraction, Positive, PositiveInt, config_dataclass
+from embodied.core.user_files import find_file, sha256
 from embodied.envs.mujoco.config import SIDES, Scale
 from embodied.envs.mujoco.robot_file import FOLDER, control_options, robot_hash, robot_path, robot_scale
 from embodied.envs.tasks.words import Words as Words
@@ -28,6 +30,12 @@ class TaskConfig:
     """Name of the robot, or the path of its YAML file."""
     robot_sha256: str = ""
     """Hash of the robot's files, which a run keeps: with others it cannot go on. Empty: that of the present ones."""
+    scene: str = ""
+    """Path of an MJCF file with furniture and obstacles, or empty."""
+    scene_sha256: str = ""
+    """Hash of that file, kept as ``robot_sha256`` is."""
+    task_sha256: str = ""
+    """Hash of the task's own Python file, which a run keeps; empty for a task of this project."""
     control: dict[str, Any] = field(default_factory=dict)
     """The robot's options, which say how actions move it; for the Panda those of ``ControlConfig``."""
     max_episode_steps: PositiveInt = 80
@@ -45,10 +53,14 @@ class TaskConfig:
     def __post_init__(self) -> None:
         if (path := robot_path(self.robot)) and path.parent != FOLDER:
             object.__setattr__(self, "robot", str(path))  # evaluations may run in another directory
-        present = robot_hash(self.robot)
-        if self.robot_sha256 not in ("", present):
-            raise UserError(f"robot {self.robot}: its YAML or MJCF file is not the one that the run was made with")
-        object.__setattr__(self, "robot_sha256", present)
+        if self.scene:
+            object.__setattr__(self, "scene", str(find_file("scene", self.scene)))
+        scene_hash = sha256(Path(self.scene)) if self.scene else ""
+        for part, present in {"robot": robot_hash(self.robot), "scene": scene_hash}.items():
+            if getattr(self, f"{part}_sha256") not in ("", present):
+                what = f"{part} {getattr(self, part)}"
+                raise UserError(f"{what}: its YAML or MJCF file is not the one that the run was made with")
+            object.__setattr__(self, f"{part}_sha256", present)
         control = control_options(self.robot, self.control)
         object.__setattr__(self, "control", asdict(control))  # defaults included
         scale = robot_scale(self.robot)

@@ -15,7 +15,7 @@ import pytest
 from websockets.sync.server import ServerConnection, serve
 
 from embodied import compare, export
-from embodied.deployment.bundle.format import sha256
+from embodied.core.user_files import sha256
 from embodied.deployment.bundle.runner import PolicyRunner
 from embodied.deployment.serving.protocol import decode, encode
 from embodied.runtime import checkpoint

@@ -12,8 +12,9 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from embodied.core.spec import CameraSpec, Instruction
+from embodied.core.user_files import sha256
 from embodied.deployment.bundle.description import PARITY_FILE, POLICY_FILE, SIMULATION_FILE, Bundle
-from embodied.deployment.bundle.format import read_bundle, sha256, write_description
+from embodied.deployment.bundle.format import read_bundle, write_description
 from embodied.deployment.bundle.runner import OUTPUT_PREFIX, InputSpec, PolicyRunner
 from tests.deployment.exports import flow_bundle
 

@@ -18,8 +18,9 @@ import torch
 from embodied import export
 from embodied.core.arm import matrix_of
 from embodied.core.errors import UserError
+from embodied.core.user_files import sha256
 from embodied.deployment.bundle.description import PARITY_FILE
-from embodied.deployment.bundle.format import load_arrays, read_bundle, sha256
+from embodied.deployment.bundle.format import load_arrays, read_bundle
 from embodied.deployment.bundle.runner import PolicyRunner, parity
 from embodied.deployment.bundle.torch_runner import PhysicalPlan
 from embodied.envs import make_pool, make_sampler

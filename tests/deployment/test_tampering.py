@@ -24,9 +24,10 @@ from onnx import TensorProto, numpy_helper
 
 from embodied import deploy, serve
 from embodied.core.errors import UserError
+from embodied.core.user_files import sha256
 from embodied.deployment.bundle import runner
 from embodied.deployment.bundle.description import PARITY_FILE, POLICY_FILE, SIMULATION_FILE, Bundle
-from embodied.deployment.bundle.format import BUNDLE_FILE, RANGES, read_bundle, sha256
+from embodied.deployment.bundle.format import BUNDLE_FILE, RANGES, read_bundle
 from embodied.deployment.bundle.runner import OUTPUT_PREFIX
 from tests.commands.helpers import run
 from tests.deployment.builders import SEES_AND_READS, make_bundle

@@ -22,7 +22,8 @@ from transformers import PI0ForConditionalGeneration
 
 from embodied import deploy, export, serve
 from embodied.core.errors import UserError
-from embodied.deployment.bundle.format import read_bundle, sha256, write_description
+from embodied.core.user_files import sha256
+from embodied.deployment.bundle.format import read_bundle, write_description
 from embodied.deployment.bundle.runner import PolicyRunner, check_parity, parity
 from embodied.deployment.bundle.write import chosen_layout
 from embodied.deployment.serving.client import RemotePlanner

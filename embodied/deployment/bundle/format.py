@@ -4,7 +4,6 @@ Files may be damaged or hostile: the answer is a value or a UserError of one lin
 docs/sim_to_real.md lists the files. ``Bundle`` (description.py) is the content of ``bundle.json``.
 """
 
-import hashlib
 import json
 import re
 import zipfile
@@ -20,6 +19,7 @@ from numpy.typing import NDArray
 
 from embodied.core.errors import UserError, one_line
 from embodied.core.spec import ArmSpec, described
+from embodied.core.user_files import recorded, reference, sha256
 from embodied.deployment.bundle.description import BESIDE_POLICY, PARITY_FILE, POLICY_FILE, SIMULATION_FILE, Bundle
 from embodied.deployment.validation import MAX_MESSAGE, Ranges, check_range, from_json
 
@@ -107,11 +107,13 @@ def parse_bundle(content: Any, where: str) -> Bundle:
 
 
 def read_simulation(path: Path) -> dict[str, Any]:
-    """Return ``simulation.json`` of a bundle: options of a task of ours, and of the simulator. UserError otherwise."""
+    """Return ``simulation.json`` of a bundle: options of a task of our pool, and its simulator. UserError otherwise."""
     found = read_json(path / SIMULATION_FILE, MAX_JSON_BYTES)
     task = found.get("task") if isinstance(found, dict) else None
     name = task.get("name") if isinstance(task, dict) else None
-    if not isinstance(name, str) or not name.isidentifier():  # gym/<module>:<class> would import and run code
+    if isinstance(task, dict) and reference(name):
+        found["task"] = recorded(task, path)
+    elif not isinstance(name, str) or not name.isidentifier():  # gym/<module>:<class> would import and run code
         raise UserError(f"{path / SIMULATION_FILE}: task.name: got {str(name)[:60]!r}, needed the name of a task")
     return dict(found)
 
@@ -232,11 +234,6 @@ def _of_gripper(bundle: Bundle) -> Rules:
     yield close, f"action: the last one is {low:g} to {high:g} {unit}, the gripper's {ends[0]:g} to {ends[1]:g} {unit}"
     smallest = min((term.scale for term in action[:-1]), default=inf)
     yield smallest > 0, f"action: a scale is {smallest:g}, allowed: above 0"
-
-
-def sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def read_json(path: Path, max_bytes: int) -> Any:

@@ -19,6 +19,7 @@ from embodied.core.errors import UserError
 from embodied.core.policy import Policy
 from embodied.core.spec import ArmSpec, Box, EnvSpec
 from embodied.core.types import Obs
+from embodied.core.user_files import sha256
 from embodied.deployment.bundle.description import (
     PARITY_FILE,
     POLICY_FILE,
@@ -28,7 +29,7 @@ from embodied.deployment.bundle.description import (
     ObservedRange,
     Origin,
 )
-from embodied.deployment.bundle.format import FORMAT, sha256, write_description
+from embodied.deployment.bundle.format import FORMAT, write_description
 from embodied.deployment.bundle.runner import OUTPUT_PREFIX, InputSpec, PolicyRunner, check_parity
 from embodied.deployment.bundle.torch_runner import PhysicalPlan, PolicyBuilder, TorchRunner, write_model
 

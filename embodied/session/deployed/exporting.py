@@ -55,5 +55,5 @@ def record(config: RunConfig, policy: Policy, episodes: int) -> Obs:
 def origin_of(config: RunConfig, run_dir: Path, found: Checkpoint) -> Origin:
     success = read_json(run_dir / "eval" / f"final_{found.env_steps}.json").get("success_at_end")
     versions = {name: version(name) for name in LIBRARIES}
-    names = config.task.name, config.policy.name, str(run_dir), found.path.name
+    names = config.task.title, config.policy.name, str(run_dir), found.path.name
     return Origin(*names, found.env_steps, success, versions)

@@ -28,7 +28,7 @@ def filming(
     with closing(make_acting_env(config, num_envs, delay=delay)) as env:
         renderer = (env.film_quickly if quickly else None) or env.film
         if renderer is None:
-            raise UserError(f"the environments of task {config.task.name} cannot be rendered")
+            raise UserError(f"the environments of task {config.task.title} cannot be rendered")
         render = renderer(*SIZE)
         yield env, lambda: caption(render(), env.instruction_texts)
 

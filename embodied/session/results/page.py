@@ -12,6 +12,7 @@ from omegaconf import OmegaConf
 
 from embodied.core.config import GROUPS
 from embodied.core.errors import UserError
+from embodied.core.user_files import recorded
 from embodied.report.curves import Run
 from embodied.report.metrics import METRICS_FILE, read_metrics, write_atomically
 from embodied.report.page import Film, page
@@ -60,17 +61,18 @@ def read_run_files(run_dir: Path) -> Run:
     results |= {f"confirmation, {e['steps']} steps": e["confirmation"] for e in evaluations if "confirmation" in e}
     results |= {name: found for name, found in files.items() if name != last and found not in during}
     certificate, doubt, _ = read_certificate(run_dir)
-    config, defaults, waits = flat(sections), defaults_of(sections), shares_of(rows)
+    config, defaults, waits = flat(sections), defaults_of(sections, run_dir), shares_of(rows)
     return Run(status, config, defaults, rows, waits, evaluations, results, certificate, doubt, faults)
 
 
-def defaults_of(sections: Mapping[str, Any]) -> dict[str, Any]:
+def defaults_of(sections: Mapping[str, Any], run_dir: Path) -> dict[str, Any]:
     """Return the default of each key that differs from it; None for all if this version of the code cannot tell."""
     words = {group: sections[group]["name"] for group in GROUPS if group in sections}
     if not (CONFIG_DIR / "sim" / f"{words.get('sim')}.yaml").is_file():
         words.pop("sim", None)  # the only one of its family
     given = {key: sections[key] for key in ("init", "data") if sections.get(key)}
     try:
+        words["task"] = recorded(sections["task"], run_dir)["name"]
         usual = flat(json.loads(json.dumps(to_mapping(compose_new(words | given)))))
     except UserError:
         usual = {}

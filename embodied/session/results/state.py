@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from embodied.core.user_files import short_name
 from embodied.report.metrics import METRICS_FILE, read_metrics, steps_of
 from embodied.report.progress import share_done, time_left
 from embodied.session.files import STATE_FILE, WARNINGS_FILE, lock_owner, read_json, read_sections
@@ -36,7 +37,7 @@ def read_status(run_dir: Path) -> dict[str, Any]:
         "run": str(run_dir),
         "state": state,
         "process": locked_by or (f"process {journal['process']} on {journal['machine']}" if journal else None),
-        **{key: config.get(key, {}).get("name") for key in ("task", "policy", "algo", "runtime")},
+        **{key: short_name(config.get(key, {}).get("name")) for key in ("task", "policy", "algo", "runtime")},
         "iteration": last.get("iteration", 0),
         "steps": steps,
         "total_steps": total,
