@@ -87,6 +87,9 @@ class RunConfig:
     stop_at_success: Annotated[float, Field(gt=0, le=1)] | None = None
     """End early when an evaluation during training reaches this rate of success at the end of episodes, and a second
     one on fresh episodes too; null is never. If instructions are held out, only those that are trained on count."""
+    cut_after_success: NonNegativeInt = 0
+    """Control steps of success in a row after which an episode of training ends, as a truncation; 0: none does. What is
+    solved is then seen for a shorter time, and what is not for a longer one. Evaluations have whole episodes."""
     data: str | None = None
     """Demonstrations, for an algorithm that learns from them."""
     data_keys: dict[str, Any] = field(default_factory=dict)

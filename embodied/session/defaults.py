@@ -27,7 +27,7 @@ from embodied.session.config import CONFIG_DIR, RunConfig, compose_run, expand, 
 NUM_ENVS = 8
 ON_GPU = {
     "num_envs": 4096, "runtime.decisions": 4, "algo.num_minibatches": 4, "algo.max_learning_rate": 1e-2,
-    "algo.desired_kl": 0.03,
+    "algo.desired_kl": 0.03, "cut_after_success": 0,
 }  # fmt: skip
 """Of our own tasks where a GPU simulates: fewer envs take as long a step (docs/gpu.md)."""
 BATCH, MINIBATCH, EPOCHS, RATE = 2048, 128, 10, 3e-4

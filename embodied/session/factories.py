@@ -93,7 +93,12 @@ def acting_device(config: RunConfig) -> torch.device:
 
 
 def make_acting_env(
-    config: RunConfig, num_envs: int, num_threads: int = 0, run_dir: Path = Path(), delay: int | None = None
+    config: RunConfig,
+    num_envs: int,
+    num_threads: int = 0,
+    run_dir: Path = Path(),
+    delay: int | None = None,
+    cut_after_success: int = 0,
 ) -> VecEnv:
     """Build the environments in which the run's policy acts: those of ``make_env``, with its delays of inference.
 
@@ -101,6 +106,7 @@ def make_acting_env(
     a policy with ``max_delay``; for another policy it is 0.
     """
     env = make_env(config, num_envs, num_threads or threads.available_cores(), run_dir)
+    env.cut_after_success = cut_after_success
     return with_delays(env, config.policy.options.execute, config.max_delay, delay)
 
 

@@ -98,6 +98,9 @@ def check_groups(config: RunConfig) -> None:
             f"a multiple of {env_groups * config.group_size} (group_size * num_env_workers * groups_per_worker), got "
             f"{config.num_envs}"
         )
+    if config.cut_after_success:
+        allowed = f"0: algo={config.algo.name} compares whole episodes"
+        raise UserError(f"cut_after_success: got {config.cut_after_success}, allowed: {allowed}")
     steps, execute = max_episode_steps(config.task), config.policy.options.execute
     if runtime.decisions * execute != steps:
         fits = "" if steps % execute else f": set runtime.decisions={steps // execute}"
@@ -121,7 +124,7 @@ def build(config: RunConfig, run_dir: Path, new: bool = True) -> Runtime:
         config.runtime,
         num_envs=config.num_envs,
         seed=config.seed,
-        make_env=make_env,
+        make_env=partial(make_env, cut_after_success=config.cut_after_success),
         make_sampler=partial(factories.make_sampler, config),
         make_policy=partial(factories.make_initial_policy if new else factories.make_policy, config),
         make_algorithm=make_algorithm,

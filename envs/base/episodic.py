@@ -22,7 +22,7 @@ from embodied.core.contract import check_state
 from embodied.core.device import CPU
 from embodied.core.env import VecEnv
 from embodied.core.episodes import EpisodePlans, EpisodeSampler, EpisodeStats, Ints
-from embodied.core.spec import EnvSpec
+from embodied.core.spec import SUCCESS, EnvSpec
 from embodied.core.types import Obs, Timestep
 from embodied.envs.base.actions import checked_chunk
 
@@ -79,6 +79,7 @@ class EpisodicEnv(VecEnv):
         self.plans = EpisodePlans.empty(num_envs)
         self.waiting_N = torch.zeros(num_envs, dtype=torch.bool, device=device)
         self.steps_left_N = torch.zeros(num_envs, dtype=torch.int64, device=device)
+        self._succeeding_N = torch.zeros_like(self.steps_left_N)  # control steps of success in a row
         self._soonest = 0  # at most the smallest of steps_left_N: no time limit is reached in fewer control steps
         self._return_N = torch.zeros(num_envs, device=device)
         self._once = {name: torch.zeros_like(self.waiting_N) for name in spec.outcomes}
@@ -171,6 +172,7 @@ class EpisodicEnv(VecEnv):
             **self.plans.state_dict(),
             "steps_left": self.steps_left_N.clone(),
             "return": self._return_N.clone(),
+            **({"succeeding": self._succeeding_N.clone()} if self.cut_after_success else {}),
             **{f"once/{name}": outcome_N.clone() for name, outcome_N in self._once.items()},
         }
 
@@ -185,6 +187,8 @@ class EpisodicEnv(VecEnv):
         self.steps_left_N.copy_(state["steps_left"])
         self._soonest = int(self.steps_left_N.min())
         self._return_N.copy_(state["return"])
+        if self.cut_after_success:
+            self._succeeding_N.copy_(state["succeeding"])
         for name, outcome_N in self._once.items():
             outcome_N.copy_(state[f"once/{name}"])
 
@@ -204,7 +208,7 @@ class EpisodicEnv(VecEnv):
         self.plans.put(ids, plans)
         self.steps_left_N.index_copy_(0, rows, torch.from_numpy(plans.time_limit_n).to(self.device))
         self._soonest = int(self.steps_left_N.min())
-        for counted_N in (self.waiting_N, self._return_N, *self._once.values()):
+        for counted_N in (self.waiting_N, self._return_N, self._succeeding_N, *self._once.values()):
             counted_N.index_fill_(0, rows, 0)
         self.start(ids, plans)
 
@@ -224,16 +228,17 @@ class EpisodicEnv(VecEnv):
             chunks.info[name] = held_N if stepped_N is None else torch.where(stepped_N, held_N, chunks.info[name])
             self._once[name] |= held_N
         self._return_N += reward_N
+        cut_N = self.cut_N(result.outcomes)
         made: int | Tensor = 1 if stepped_N is None else stepped_N.long()
         chunks.num_steps_N += made
         self.steps_left_N -= made
         self._soonest -= 1
-        if self._soonest > 0 and result.failed_N is None and result.truncated_N is None and broken_N is None:
+        causes = [cause_N for cause_N in (result.failed_N, result.truncated_N, broken_N, cut_N) if cause_N is not None]
+        if self._soonest > 0 and not causes:
             return reward_N, None
         ended_N = self.steps_left_N <= 0
-        for cause_N in (result.failed_N, result.truncated_N, broken_N):
-            if cause_N is not None:
-                ended_N |= cause_N
+        for cause_N in causes:
+            ended_N |= cause_N
         if stepped_N is not None:
             ended_N &= stepped_N
         if result.failed_N is not None:
@@ -241,6 +246,13 @@ class EpisodicEnv(VecEnv):
             chunks.terminated_N |= failed_N if broken_N is None else failed_N & ~broken_N
         chunks.ended_N |= ended_N
         return reward_N, ended_N if bool(ended_N.any()) else None
+
+    def cut_N(self, outcomes: Mapping[str, Tensor]) -> Tensor | None:
+        """Count a control step of success; return whether ``cut_after_success`` cuts each episode, None if never."""
+        if not self.cut_after_success or SUCCESS not in outcomes:
+            return None
+        self._succeeding_N.add_(1).mul_(outcomes[SUCCESS])
+        return self._succeeding_N >= self.cut_after_success
 
     def _keep_final(self, ended_N: Tensor) -> None:
         rows = ended_N.nonzero().squeeze(-1)

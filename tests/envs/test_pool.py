@@ -132,6 +132,29 @@ def test_episode_statistics_tell_once_from_at_the_end() -> None:
     assert step.info["success"].tolist() == [True, False, True, False]
 
 
+def test_an_episode_is_cut_after_steps_of_success_in_a_row_and_resumes_so() -> None:
+    env, other = pool("reach", 8), pool("reach", 8)
+    env.cut_after_success = other.cut_after_success = 3
+    in_a_row_N, cut = torch.zeros(8, dtype=torch.int64), 0
+    for t in range(39):
+        action = env.expert()
+        step = env.step(action)
+        in_a_row_N = (in_a_row_N + 1) * step.info["success"]
+        assert step.truncated_N.tolist() == (in_a_row_N == 3).tolist()
+        assert step.episodes.success_at_end_M.all()
+        in_a_row_N[step.truncated_N] = 0
+        cut += len(step.episodes)
+        if t == 12:
+            assert in_a_row_N.any()
+            sampler = make_sampler(other, 0)
+            assert env.sampler is not None
+            sampler.load_state_dict(env.sampler.state_dict())
+            other.load_state_dict(env.state_dict(), sampler)
+        elif t > 12:
+            assert_same(step, other.step(action))
+    assert cut > 8
+
+
 def test_a_returned_observation_stays_what_it_was() -> None:
     env = pool("lift", 2, 3)
     first = restart(env, 0)

@@ -211,6 +211,20 @@ def test_envs_whose_contacts_have_no_memory_end(tmp_path: Path, caplog: pytest.L
 
 
 @kernels
+def test_an_episode_is_cut_after_steps_of_success_in_a_row() -> None:
+    env = make("reach")
+    env.cut_after_success = 3
+    env.reset(make_sampler(env))
+    in_a_row_N = torch.zeros(N, dtype=torch.int64)
+    for _ in range(30):
+        step = env.step(env.expert())
+        in_a_row_N = (in_a_row_N + 1) * step.info["success"]
+        assert step.truncated_N.tolist() == (in_a_row_N == 3).tolist()
+        in_a_row_N[step.truncated_N] = 0
+    assert env.plans.number_n.max() > 0
+
+
+@kernels
 def test_its_expert_solves_the_task_and_it_can_be_filmed() -> None:
     env = shared("lift")
     env.reset(make_sampler(env))

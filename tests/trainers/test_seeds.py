@@ -10,6 +10,7 @@ import torch
 
 from embodied.core.seeds import Purpose, first_env_seed
 from embodied.envs import UniformSampler
+from embodied.envs.base.delayed import DelayedEnv
 from embodied.runtime.sync import SyncRuntime
 from embodied.session import factories
 from embodied.session.config import compose_run
@@ -45,6 +46,19 @@ def test_reinforcement_learning(seed: int, tmp_path: Path) -> None:
     assert [len(env_seeds) for env_seeds in used.values()] == [6, 200, 200, 1000]
     for (name, env_seeds), (other, others) in combinations(used.items(), 2):
         assert not env_seeds & others, (name, other)
+
+
+def test_only_episodes_of_training_are_cut_after_success(tmp_path: Path) -> None:
+    config = compose_run({"task": "reach", "policy.horizon": 5, "policy.max_delay": 1, **TINY, "runtime.eval_episodes": 6})
+    assert config.cut_after_success == 8
+    with build(config, tmp_path) as runtime:
+        assert isinstance(runtime, SyncRuntime)
+        for env in [rollout.env for worker in runtime.workers for rollout in worker.rollouts]:
+            assert isinstance(env, DelayedEnv)
+            assert env.env.cut_after_success == 8
+        evaluated = runtime.evaluator.make_env()
+        assert isinstance(evaluated, DelayedEnv)
+        assert evaluated.env.cut_after_success == 0
 
 
 def test_grounding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -174,6 +174,8 @@ class WarpPool(EpisodicEnv):
         so_far.num_steps_N += alive_N
         self.steps_left_N -= alive_N.long()
         ended_N = self.steps_left_N <= 0
+        if (cut_N := self.cut_N(result.outcomes)) is not None:
+            ended_N |= cut_N
         if result.failed_N is not None:
             ended_N |= result.failed_N
             so_far.terminated_N |= result.failed_N & counted_N
