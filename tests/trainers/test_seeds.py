@@ -49,7 +49,8 @@ def test_reinforcement_learning(seed: int, tmp_path: Path) -> None:
 
 
 def test_only_episodes_of_training_are_cut_after_success(tmp_path: Path) -> None:
-    config = compose_run({"task": "reach", "policy.horizon": 5, "policy.max_delay": 1, **TINY, "runtime.eval_episodes": 6})
+    words = {"task": "reach", "policy.horizon": 5, "policy.max_delay": 1, "runtime.eval_episodes": 6}
+    config = compose_run(words | TINY)
     assert config.cut_after_success == 8
     with build(config, tmp_path) as runtime:
         assert isinstance(runtime, SyncRuntime)
