@@ -39,7 +39,8 @@ class Tasks(Registry["type[Task]"]):
         from embodied.envs.tasks.base import Task
 
         (path, wanted), module = found, user_files.load(found[0])
-        classes = {key: thing for key, thing in vars(module).items() if isinstance(thing, type)}
+        things = {key: thing for key, thing in vars(module).items() if isinstance(thing, type)}
+        classes = {key: thing for key, thing in things.items() if thing.__module__ == module.__name__}
         tasks = {key: thing for key, thing in classes.items() if issubclass(thing, Task)}
         if wanted not in classes:
             raise unknown_name(f"class in {path}", wanted, tasks)
@@ -48,8 +49,7 @@ class Tasks(Registry["type[Task]"]):
         build: type[Task] = tasks[wanted]
         if lacking := [part for part in PARTS if getattr(build, part, None) is getattr(Task, part, None)]:
             raise UserError(f"task {name}: the class lacks {', '.join(lacking)}")
-        if "name" not in vars(build):
-            build.name = wanted
+        build.name = user_files.short_name(name)
         config = get_type_hints(build)["config"]
         if not (isinstance(config, type) and issubclass(config, TaskConfig)):
             raise UserError(f"task {name}: config: its annotation must be a config_dataclass that inherits TaskConfig")

@@ -16,6 +16,7 @@ from embodied.core.errors import UserError
 from embodied.envs.registry import TASKS
 
 MINE = "from embodied.core.options import config_dataclass\n\n\n@config_dataclass\nclass Options:\n    size: int = 3\n"
+LIFT = "from embodied.envs.tasks.lift import Lift\n\n\nclass Mine(Lift): ...\n"
 
 
 def written(folder: Path, text: str, name: str = "my_task.py") -> Path:
@@ -78,11 +79,11 @@ def test_a_file_that_came_with_a_run_is_imported_only_if_it_is_named(
     ("text", "name", "message"),
     [
         ("x = 1\n", "my_tsk.py:A", r"unknown file '.*my_tsk.py'. Did you mean '.*my_task.py'"),
-        ("from embodied.envs.tasks.lift import Lift\n", "my_task.py", r"unknown class in .* ''. Allowed: Lift"),
+        (LIFT, "my_task.py", r"unknown class in .* ''. Allowed: Mine"),
         ("import math\nmath.no\n", "my_task.py:A", r"importing .* AttributeError in my_task.py, line 2: .*'no'"),
         ("\n\ndef f(:\n", "my_task.py:A", r"importing .* SyntaxError in my_task.py, line 3: invalid syntax"),
         ("class A: ...\n", "my_task.py:A", r"the class must inherit Task"),
-        ("from embodied.envs.tasks.lift import Lift\n", "my_task.py:Lft", r"unknown class .* Did you mean 'Lift'"),
+        (LIFT, "my_task.py:Mnie", r"unknown class .* Did you mean 'Mine'\? Allowed: Mine$"),
         (
             "from embodied.envs.tasks.base import Task\n\n\nclass A(Task):\n    instruction = 'x'\n",
             "my_task.py:A", "the class lacks observed, observed_by_critic, rewards, success",

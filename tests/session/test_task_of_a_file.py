@@ -39,7 +39,7 @@ def trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     outcome = run(train.main, ["my_task.py:Mine", *SMALL[1:], "total_steps=64"])
     assert outcome.code == 0, outcome.stderr
     [found] = (tmp_path / "mine" / "runs" / "my_task.Mine").iterdir()
-    assert outcome.result["eval"]["task"] == "Mine"
+    assert outcome.result["eval"]["task"] == "my_task:Mine"
     assert outcome.result["eval"]["success_at_end"] == 1.0
     monkeypatch.chdir(tmp_path)
     return found

@@ -106,8 +106,8 @@ def _read_planned(
             return Entrant(name, base, ServerPolicy(connection, content, spec), spec, "zero", {})
         planner = opened.enter_context(RemotePlanner(name, read_api_key(None), TIMEOUT_S))
     bundle = planner.bundle
-    task = simulation["task"]["name"] if simulation else bundle.origin.task
-    config = resolve(to_mapping(compose_run({"task": task, "device": device})) | simulation)
+    task = {} if simulation else {"task": bundle.origin.task}
+    config = resolve(to_mapping(compose_run({"device": device, **task})) | simulation)
     policy, origin = PlannedPolicy(planner), {"checkpoint": bundle.origin.checkpoint, "policy_sha256": bundle.digest}
     return Entrant(name, config, policy, bundle.env_spec, noise or bundle.noise, origin, bundle.max_delay)
 
