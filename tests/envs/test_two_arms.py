@@ -14,7 +14,7 @@ from embodied.core.config import read_preset
 from embodied.core.errors import UserError
 from embodied.core.spec import CameraSpec
 from embodied.deployment.bundle.write import check_exportable
-from embodied.envs import MujocoPool
+from embodied.envs import MujocoPool, make_sampler
 from embodied.envs.checks.conformance import check_env
 from embodied.envs.checks.robot import check_robot
 from embodied.envs.mujoco.robots.pair import halves
@@ -176,7 +176,7 @@ def test_gymnasium_has_it_with_both_kinds_of_robots() -> None:
 @kernels
 def test_on_warp_they_lift_the_bar_too() -> None:
     warp, mujoco = make("lift_bar"), two()
-    warp.reset(mujoco.sampler)
+    warp.reset(make_sampler(mujoco, 0))
     torch.testing.assert_close(warp.observe()["state"], mujoco.observe()["state"], rtol=0, atol=1e-5)
     for _ in range(warp.spec.max_episode_steps):
         step = warp.step(warp.task.expert())
