@@ -15,7 +15,7 @@ from embodied.core.lazy import lazy_names
 from embodied.core.options import from_mapping
 from embodied.core.spec import CameraSpec
 from embodied.envs.episodes.registry import SAMPLERS, SamplerSetup, UniformConfig
-from embodied.envs.mujoco.config import SimConfig
+from embodied.envs.mujoco.config import SIDES, SimConfig
 from embodied.envs.registry import FAMILIES, TASKS
 
 if TYPE_CHECKING:
@@ -59,8 +59,8 @@ def register(task: str, prefix: str = "", **options: Any) -> str:
 
 for _prefix, _name in {"": "", "SO101": "so101"}.items():
     for _task in TASKS.registered():
-        _two = getattr(TASKS[_task].config(), "robots", None)  # of a task for two
-        _robot = {} if not _name else {"robots": dict.fromkeys(_two, _name)} if _two else {"robot": _name}
+        _two = "robots" in TASKS[_task].config.__dataclass_fields__
+        _robot = {} if not _name else {"robots": dict.fromkeys(SIDES, _name)} if _two else {"robot": _name}
         register(_task, _prefix, **_robot)
 
 

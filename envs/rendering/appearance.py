@@ -41,10 +41,7 @@ def add_visuals(spec: mujoco.MjSpec, file: Path | None) -> mujoco.MjModel:
 
 
 def add_geoms(spec: mujoco.MjSpec, file: Path) -> None:
-    """Add the geoms and materials of an MJCF file, without contacts or mass, to the bodies of the same names.
-
-    Of two robots these are the bodies ``left/<name>`` and ``right/<name>``.
-    """
+    """Add the geoms and materials of an MJCF file, without contacts or mass, to bodies called ``[<prefix>/]<name>``."""
     visuals = mujoco.MjModel.from_xml_path(str(file))
     for material in range(visuals.nmat):
         spec.add_material(
@@ -57,10 +54,9 @@ def add_geoms(spec: mujoco.MjSpec, file: Path) -> None:
         for body in [body for body in spec.bodies if body.name.rpartition("/")[2] == of]:
             body.add_geom(
                 name=name and body.name.removesuffix(of) + name, type=visuals.geom_type[geom],
-                size=visuals.geom_size[geom],
-                pos=visuals.geom_pos[geom], quat=visuals.geom_quat[geom], rgba=DEFAULT_RGBA,
+                size=visuals.geom_size[geom], pos=visuals.geom_pos[geom], quat=visuals.geom_quat[geom],
                 material=visuals.material(visuals.geom_matid[geom]).name, group=visuals.geom_group[geom],
-                contype=0, conaffinity=0, mass=0,
+                rgba=DEFAULT_RGBA, contype=0, conaffinity=0, mass=0,
             )  # fmt: skip
 
 

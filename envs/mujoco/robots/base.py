@@ -92,9 +92,8 @@ class ArmState(Protocol):
     scale: Scale
     """Lengths of tasks."""
     prefix: str
-    """With what names of the robot in the model begin; empty unless it is one of two (pair.py)."""
     arms: "Sequence[ArmState]"
-    """Of a pair its two arms, else empty."""
+    """With what the names of one of two robots begin; the arms of both, as one (pair.py). Empty for others."""
     gripper_pos: Tensor
     """Mean position of the fingers, the one number that a gripper reports, [N, 1]."""
     lead: float

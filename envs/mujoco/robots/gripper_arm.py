@@ -108,6 +108,18 @@ class GripperState:
     def measurement(self, qpos_NJ: Tensor, qvel_NJ: Tensor, finger_N1: Tensor) -> Measurement:
         raise NotImplementedError
 
+    def observe(self, measured: Measurement | None = None) -> dict[str, Tensor]:
+        if measured is None:
+            return self.true_state()
+        velocity_3N = (measured.jacobian_6JN[:3] * measured.joint_vel_JN).sum(1)
+        return self.true_state() | measured_state(measured, velocity_3N, self.finger_qpos.shape[1])
+
+    def reset(self, ids: np.ndarray | Tensor, qpos_nJ: np.ndarray | Tensor) -> None:
+        arm, gripper, open_qpos = self.parts.arm, self.parts.gripper, self._qpos.new_tensor(self.robot.open_qpos)
+        self._qpos[at(ids, arm.qpos)] = self._ctrl[at(ids, arm.ctrl)] = torch.as_tensor(qpos_nJ)
+        self._qpos[at(ids, self.parts.linked)] = open_qpos
+        self._ctrl[at(ids, gripper.ctrl)] = self.robot.finger_open_m
+
     def hold(self, ids: Tensor, half_width_n: Tensor) -> Tensor:
         qpos_nL, middle_n3 = half_width_n.unsqueeze(-1), half_width_n.new_zeros(len(ids), 3)
         if self.robot.jaws is not None:
@@ -158,21 +170,9 @@ class AttachedArm(GripperState):
         self.xaxis, self.xanchor = batch.bind("xaxis"), batch.bind("xanchor")
         self.slides = np.flatnonzero(batch.model.jnt_type[self.parts.arm.joints] == mujoco.mjtJoint.mjJNT_SLIDE)
 
-    def observe(self, measured: Measurement | None = None) -> dict[str, Tensor]:
-        if measured is None:
-            return self.true_state()
-        velocity_3N = (measured.jacobian_6JN[:3].numpy() * measured.joint_vel_JN.numpy()).sum(1)
-        return self.true_state() | measured_state(measured, torch.from_numpy(velocity_3N), self.finger_qpos.shape[1])
-
     def measurement(self, qpos_NJ: Tensor, qvel_NJ: Tensor, finger_N1: Tensor) -> Measurement:
         pose = map(torch.from_numpy, self.chain.tools(qpos_NJ.numpy().T.copy()))
         return Measurement(qpos_NJ.T, qvel_NJ.T, finger_N1.T, *pose)
-
-    def reset(self, ids: np.ndarray, qpos_nJ: np.ndarray) -> None:
-        arm, gripper = self.parts.arm, self.parts.gripper
-        self.qpos[at(ids, arm.qpos)], self.ctrl[at(ids, arm.ctrl)] = qpos_nJ, qpos_nJ
-        self.qpos[at(ids, self.parts.linked)] = self.robot.open_qpos
-        self.ctrl[at(ids, gripper.ctrl)] = self.robot.finger_open_m
 
     def apply(self, action_NA: np.ndarray, ids: np.ndarray | None, measured: Measurement | None = None) -> None:
         """Write the actuator targets. ``site_xpos`` and ``qpos`` must be current.
@@ -227,21 +227,9 @@ class DeviceArm(GripperState):
         self.chain = Chain(robot.kinematics, torch, self._tensor)
         self.move_scale_M = self._tensor(self.move_scale)
 
-    def observe(self, measured: Measurement | None = None) -> dict[str, Tensor]:
-        if measured is None:
-            return self.true_state()
-        velocity_3N = (measured.jacobian_6JN[:3] * measured.joint_vel_JN).sum(1)
-        return self.true_state() | measured_state(measured, velocity_3N, self.finger_qpos.shape[1])
-
     def measurement(self, qpos_NJ: Tensor, qvel_NJ: Tensor, finger_N1: Tensor) -> Measurement:
         qpos_JN, qvel_JN, finger_1N = (value.double().T for value in (qpos_NJ, qvel_NJ, finger_N1))
         return Measurement(qpos_JN, qvel_JN, finger_1N, *self.chain.tools(qpos_JN))
-
-    def reset(self, ids: Tensor, qpos_nJ: Tensor) -> None:
-        arm, gripper = self.parts.arm, self.parts.gripper
-        self._qpos[at(ids, arm.qpos)], self.ctrl[at(ids, arm.ctrl)] = qpos_nJ, qpos_nJ
-        self._qpos[at(ids, self.parts.linked)] = self._qpos.new_tensor(self.robot.open_qpos)
-        self.ctrl[at(ids, gripper.ctrl)] = self.robot.finger_open_m
 
     def apply(self, action_NA: Tensor, measured: Measurement | None = None) -> None:
         """Write the actuator targets for actions [N, A] in [-1, 1]; see ``AttachedArm.apply``."""
