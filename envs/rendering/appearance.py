@@ -18,6 +18,7 @@ from embodied.envs.episodes.seeding import EpisodeRng
 from embodied.envs.rendering.cameras import DEFAULT_RGBA, SUN, Array, Array32, Camera, Ids, look_at, mounted_camera
 from embodied.envs.rendering.config import CameraRandomization
 
+PREFIXES = ("", "left/", "right/")  # of the names of one robot's bodies, and of those of two
 COLLISION_GROUP = 3  # geoms of this group and above are not shown
 SYNCED_FIELDS = ("geom_type", "geom_size", "geom_rgba", "geom_rbound", "geom_aabb")  # may differ between simulations
 
@@ -41,7 +42,7 @@ def add_visuals(spec: mujoco.MjSpec, file: Path | None) -> mujoco.MjModel:
 
 
 def add_geoms(spec: mujoco.MjSpec, file: Path) -> None:
-    """Add the geoms and materials of an MJCF file, without contacts or mass, to bodies called ``[<prefix>/]<name>``."""
+    """Add the geoms and materials of an MJCF file, without contacts or mass, to the bodies of the same names."""
     visuals = mujoco.MjModel.from_xml_path(str(file))
     for material in range(visuals.nmat):
         spec.add_material(
@@ -51,9 +52,9 @@ def add_geoms(spec: mujoco.MjSpec, file: Path) -> None:
         )
     for geom in range(visuals.ngeom):
         of, name = visuals.body(visuals.geom_bodyid[geom]).name, visuals.geom(geom).name
-        for body in [body for body in spec.bodies if body.name.rpartition("/")[2] == of]:
-            body.add_geom(
-                name=name and body.name.removesuffix(of) + name, type=visuals.geom_type[geom],
+        for prefix in (prefix for prefix in PREFIXES if spec.body(prefix + of) is not None):
+            spec.body(prefix + of).add_geom(
+                name=name and prefix + name, type=visuals.geom_type[geom],
                 size=visuals.geom_size[geom], pos=visuals.geom_pos[geom], quat=visuals.geom_quat[geom],
                 material=visuals.material(visuals.geom_matid[geom]).name, group=visuals.geom_group[geom],
                 rgba=DEFAULT_RGBA, contype=0, conaffinity=0, mass=0,

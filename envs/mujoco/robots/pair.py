@@ -52,8 +52,7 @@ class Pair:
             for geom in one.geoms:
                 if geom.contype or geom.conaffinity:
                     geom.contype, geom.conaffinity = bits
-            for option in (name for name in dir(one.option) if not name.startswith("_")):
-                setattr(spec.option, option, getattr(one.option, option))
+            spec.option = one.option
             spec.memory, one.memory = max(2 * one.memory, -1), -1
             spec.attach(one, prefix=robot.prefix, frame=spec.worldbody.add_frame(pos=[0, robot.aside_m, 0]))
         return spec
