@@ -112,7 +112,8 @@ class MujocoFamily:
         from embodied.envs.rendering.vision import find_cameras
         from embodied.envs.tasks.base import task_spec
 
-        return task_spec(TASKS[id].build(task), find_cameras(cameras))
+        built = TASKS[id].build(task)
+        return task_spec(built, find_cameras(cameras, built.scale.reach))
 
     def make(
         self, id: str, task: Any, *, num_envs: int, num_threads: int, sim: Any, cameras: Sequence[CameraSpec] = ()

@@ -71,7 +71,7 @@ class MujocoPool(EpisodicEnv):
         if num_threads < 0:
             raise UserError(f"num_threads: got {num_threads}, allowed: at least 0, which is all cores")
         sim = sim or SimConfig()
-        placed = find_cameras(cameras)
+        placed = find_cameras(cameras, task.scale.reach)
         super().__init__(task_spec(task, placed), num_envs)
         self.task, self.expert = task, task.expert
         terms = {name: term for name, term in sim.randomization.items() if term is not None}
@@ -98,7 +98,7 @@ class MujocoPool(EpisodicEnv):
         if self.non_model.sizes is not None:
             self.view.sizes = self.non_model.sizes.by_name
         self.rig = None
-        if placed and task.robot.coarse is not None:
+        if placed:
             self.rig = CameraRig(self.batch, spec, task.robot.coarse, placed, sim.camera_randomization)
         self.observe_images = True  # if False, nothing is rendered, and observations have no images
         self.observe_segmentation = False  # if True, also ``segmentation.<camera>``, ids of ``rig.model``'s geoms

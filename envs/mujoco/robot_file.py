@@ -43,6 +43,14 @@ class Place:
 
 
 @config_dataclass
+class CameraPlace(Place):
+    """A camera that moves with the robot; it looks along its -z axis, with +y up in the image."""
+
+    fovy_deg: Annotated[float, Field(gt=0, lt=180)] = 58.0
+    """Vertical field of view."""
+
+
+@config_dataclass
 class Gripper:
     """The gripper. All its actuators get the same command: m or rad, or what actuators of another kind understand."""
 
@@ -109,6 +117,8 @@ class RobotFile:
     """Body of the robot, where the MJCF is a whole scene: all beside it is left out."""
     without: tuple[str, ...] = ()
     """Bodies that are left out."""
+    camera: CameraPlace | None = None
+    """The camera ``wrist``; null: that of the MJCF, if it has one of this name."""
     reach_m: Positive | None = None
     """How far from the base tasks may be; null: to the far edge of the workspace."""
     base_m: Vector = (0.0, 0.0, 0.0)
@@ -148,8 +158,8 @@ def read_robot(path: Path) -> RobotFile:
     return _read(path)[0]
 
 
-def _read(path: Path) -> tuple[RobotFile, bytes]:
-    """Return a robot, and what its YAML file says, without comments, to be hashed."""
+def _read(path: Path) -> tuple[RobotFile, Mapping[str, Any]]:
+    """Return a robot, and what its YAML file says, to be hashed."""
     try:
         return _parsed(path, path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -157,7 +167,7 @@ def _read(path: Path) -> tuple[RobotFile, bytes]:
 
 
 @cache
-def _parsed(path: Path, text: str) -> tuple[RobotFile, bytes]:
+def _parsed(path: Path, text: str) -> tuple[RobotFile, Mapping[str, Any]]:
     try:
         data = yaml.safe_load(text)
     except yaml.YAMLError as error:
@@ -165,7 +175,7 @@ def _parsed(path: Path, text: str) -> tuple[RobotFile, bytes]:
     if not isinstance(data, dict):
         raise UserError(f"robot {path}: got no keys, needed: those of a robot, such as mjcf")
     said = {key: value for key, value in data.items() if key != "max_velocity"}  # which no simulation depends on
-    return from_mapping(RobotFile, data, f"robot {path.name}"), json.dumps(said, sort_keys=True).encode()
+    return from_mapping(RobotFile, data, f"robot {path.name}"), said
 
 
 def mjcf_path(path: Path, mjcf: str) -> Path:
@@ -184,13 +194,18 @@ def mjcf_path(path: Path, mjcf: str) -> Path:
     return found_at
 
 
-def robot_hash(name: str) -> str:
-    """Return a hash of what a robot's YAML and MJCF files say, without the meshes; empty for a robot of a class."""
+def robot_hashes(name: str) -> tuple[str, ...]:
+    """Return hashes of what a robot's YAML and MJCF files say, without the meshes; empty ones for a robot of a class.
+
+    The second one is without the robot's camera, as of a run that was made before the camera was added.
+    """
     if (path := robot_path(name)) is None:
-        return ""
+        return ("",)
     file, said = _read(path)
     mjcfs = [mjcf_path(path, mjcf).read_bytes() for mjcf in (file.mjcf, file.gripper.mjcf) if mjcf]
-    return hashlib.sha256(b"\0".join([said, *mjcfs])).hexdigest()
+    blind = {key: value for key, value in said.items() if key != "camera"}
+    yamls = [json.dumps(each, sort_keys=True).encode() for each in (said, blind)]
+    return tuple(hashlib.sha256(b"\0".join([each, *mjcfs])).hexdigest() for each in yamls)
 
 
 def robot_scale(name: str) -> Scale:

@@ -13,15 +13,12 @@ from embodied.envs.rendering.vision import CameraRig
 from embodied.envs.tasks.base import Task
 
 SOLVED = np.array([46, 160, 67], np.uint8)  # colour of the border of solved envs
-POS_M, LOOKAT_M = (1.75, -1.1, 0.85), (0.3, 0.0, 0.22)
-FRONT = Camera("front", width=640, height=480, fovy_deg=36.0, pos=POS_M, lookat=LOOKAT_M)
+FRONT = Camera("front", width=640, height=480, fovy_deg=36.0, pos=(1.75, -1.1, 0.85), lookat=(0.3, 0.0, 0.22))
 
 
 def front(task: Task, width: int, height: int) -> Camera:
     """Return the camera ``FRONT``, as near as the task's robot is small."""
-    reach, ((x, y, z), (at_x, at_y, at_z)) = task.scale.reach, (POS_M, LOOKAT_M)
-    pos, lookat = (reach * x, reach * y, reach * z), (reach * at_x, reach * at_y, reach * at_z)
-    return replace(FRONT, width=width, height=height, pos=pos, lookat=lookat)
+    return replace(FRONT.scaled(task.scale.reach), width=width, height=height)
 
 
 class Viewer:
@@ -43,11 +40,9 @@ class Viewer:
 def quick_viewer(task: Task, batch: Batch, camera: Camera) -> Callable[[], NDArray[np.uint8]]:
     """Return a function that renders the simulations of a task as policies' cameras do, uint8 [N, h, w, 3].
 
-    It is a hundred times as fast as ``Viewer``, without shadows and with the robot's coarse geoms (``Robot.coarse``) if
-    there are any. It renders only after a later call of the batch.
+    It is a hundred times as fast as ``Viewer``, without shadows and with the robot's coarse geoms (``Robot.coarse``).
+    It renders only after a later call of the batch.
     """
-    if task.robot.coarse is None:
-        return Viewer(task, batch, camera, fine=False).render
     rig = CameraRig(batch, task.scene(), task.robot.coarse, [camera])
 
     def draw() -> NDArray[np.uint8]:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from embodied.core.errors import UserError
 from embodied.envs.episodes.seeding import EpisodeRng
-from embodied.envs.rendering.cameras import DEFAULT_RGBA, SUN, Array, Array32, Camera, Ids, look_at, mounted_camera
+from embodied.envs.rendering.cameras import SUN, Array, Array32, Camera, Ids, look_at, mounted_camera
 from embodied.envs.rendering.config import CameraRandomization
 
 PREFIXES = ("", "left/", "right/")  # of the names of one robot's bodies, and of those of two
@@ -37,13 +37,12 @@ def add_visuals(spec: mujoco.MjSpec, file: Path | None) -> mujoco.MjModel:
     for geom in spec.worldbody.geoms:
         if geom.type == mujoco.mjtGeom.mjGEOM_PLANE:
             geom.group = COLLISION_GROUP
-    add_geoms(spec, file)
+    add_geoms(spec, mujoco.MjModel.from_xml_path(str(file)))
     return spec.compile()
 
 
-def add_geoms(spec: mujoco.MjSpec, file: Path) -> None:
-    """Add the geoms and materials of an MJCF file, without contacts or mass, to the bodies of the same names."""
-    visuals = mujoco.MjModel.from_xml_path(str(file))
+def add_geoms(spec: mujoco.MjSpec, visuals: mujoco.MjModel) -> None:
+    """Add geoms and materials of a robot's looks, without contacts or mass, to its bodies of the same names."""
     for material in range(visuals.nmat):
         spec.add_material(
             name=visuals.material(material).name,
@@ -52,13 +51,23 @@ def add_geoms(spec: mujoco.MjSpec, file: Path) -> None:
         )
     for geom in range(visuals.ngeom):
         of, name = visuals.body(visuals.geom_bodyid[geom]).name, visuals.geom(geom).name
-        for prefix in (prefix for prefix in PREFIXES if spec.body(prefix + of) is not None):
-            spec.body(prefix + of).add_geom(
-                name=name and prefix + name, type=visuals.geom_type[geom],
+        material = visuals.geom_matid[geom]
+        for body in robot_bodies(spec, of):
+            body.add_geom(
+                name=name and body.name.removesuffix(of) + name, type=visuals.geom_type[geom],
                 size=visuals.geom_size[geom], pos=visuals.geom_pos[geom], quat=visuals.geom_quat[geom],
-                material=visuals.material(visuals.geom_matid[geom]).name, group=visuals.geom_group[geom],
-                rgba=DEFAULT_RGBA, contype=0, conaffinity=0, mass=0,
+                material="" if material < 0 else visuals.material(material).name, group=visuals.geom_group[geom],
+                rgba=visuals.geom_rgba[geom], contype=0, conaffinity=0, mass=0,
             )  # fmt: skip
+
+
+def robot_bodies(spec: mujoco.MjSpec, name: str) -> list[Any]:
+    """Return the robot's body of that name in a scene, or those of both robots.
+
+    A body whose name an object has too is called ``robot_<name>``.
+    """
+    found = [spec.body(f"robot_{name}")] if spec.body(f"robot_{name}") else [spec.body(x + name) for x in PREFIXES]
+    return [body for body in found if body is not None]
 
 
 class Twin:

@@ -5,7 +5,7 @@ axis with +x to the right and +y up, as in MJCF.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -60,6 +60,14 @@ class Camera:
             raise UserError(f"camera '{self.name}': width and height must be positive, got {self.width}x{self.height}")
         if not 0.0 < self.fovy_deg < 180.0:
             raise UserError(f"camera '{self.name}': fovy_deg must be in (0, 180), got {self.fovy_deg}")
+
+    def scaled(self, factor: float) -> "Camera":
+        """Return the camera at ``factor`` times its distances from the world's origin; a mounted one as it is."""
+        if self.pos is None or self.lookat is None:
+            return self
+        (x, y, z), (at_x, at_y, at_z) = self.pos, self.lookat
+        pos, lookat = (factor * x, factor * y, factor * z), (factor * at_x, factor * at_y, factor * at_z)
+        return replace(self, pos=pos, lookat=lookat)
 
 
 def render(batch: Batch, camera: Camera, fine: bool = False, groups: Sequence[int] = GROUPS) -> dict[str, NDArray[Any]]:

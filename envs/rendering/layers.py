@@ -82,7 +82,7 @@ class Layer:
             mujoco.mju_quat2Mat(row, model.geom_quat[geom])
         self._rotation_g33 = rotation_g9.reshape(-1, 3, 3)
         self._kind_Ng, self._size_Ng3 = np.empty(shape, np.int32), np.empty((*shape, 3), np.float32)
-        self._bounds = (np.empty_like(self._size_Ng3), np.empty(shape, np.float32), np.empty(shape, np.float32))
+        self._bounds = np.empty_like(self._size_Ng3), np.empty_like(self._size_Ng3)
         others = [g for g, geom in enumerate(geoms) if model.geom_type[geom] not in SOLIDS]  # such as meshes
         self._ray_cast = {g: _twin_of_one(twin, spec, int(geoms[g])) for g in others}
 

@@ -22,6 +22,7 @@ from embodied.envs.rendering.cameras import Array, Array32, Ids
 TILE, MARGIN = 4, 0.05  # pixels; the margin is for rounding
 Vector = tuple[Array32, Array32, Array32]  # components, of shapes that broadcast
 MISSED = np.float32(np.inf)  # depth of a ray that hits nothing
+ENDLESS_M = 1e6
 _TINY = np.float32(1e-20)
 
 
@@ -49,21 +50,21 @@ class Grid:
         return Grid(width, height, pixel_tp, x - (width - 1) / 2, (height - 1) / 2 - y)
 
 
-def bounds(kind_ng: Ids, size_ng3: Array32, rbound_ng: Array) -> tuple[Array32, Array32, Array32]:
-    """Return bounds of geoms: each is the sum of a box along the geom's axes and a sphere, or a disc across z.
+def bounds(kind_ng: Ids, size_ng3: Array32, rbound_ng: Array) -> tuple[Array32, Array32]:
+    """Return bounds of geoms: each is the sum of a box and an ellipsoid along the geom's axes.
 
-    Half sizes of the boxes [n, g, 3], radii [n, g], and 1 where they are of discs, else 0 [n, g]. kind, size, rbound:
-    types, sizes and bounding radii of the geoms, as in the model.
+    Half sizes of the boxes, and half axes of the ellipsoids, [n, g, 3]. kind, size, rbound: types, sizes and bounding
+    radii of the geoms, as in the model.
     """
     first, second, third, none = *np.moveaxis(size_ng3, -1, 0), np.zeros_like(rbound_ng)
-    sphere, ellipsoid = kind_ng == mjtGeom.mjGEOM_SPHERE, kind_ng == mjtGeom.mjGEOM_ELLIPSOID
-    capsule, cylinder = kind_ng == mjtGeom.mjGEOM_CAPSULE, kind_ng == mjtGeom.mjGEOM_CYLINDER
-    box = kind_ng == mjtGeom.mjGEOM_BOX
-    half_z = np.select([capsule | cylinder, box], [second, third], none)
-    half = np.stack([np.where(box, first, none), np.where(box, second, none), half_z], axis=-1)
-    unbounded = np.where(rbound_ng > 0, rbound_ng, np.inf)  # planes and height fields
-    radius = np.select([sphere | capsule | cylinder, ellipsoid, box], [first, size_ng3.max(-1), none], unbounded)
-    return half.astype(np.float32), radius.astype(np.float32), cylinder.astype(np.float32)
+    ellipsoid, cylinder = kind_ng == mjtGeom.mjGEOM_ELLIPSOID, kind_ng == mjtGeom.mjGEOM_CYLINDER
+    box, long = kind_ng == mjtGeom.mjGEOM_BOX, cylinder | (kind_ng == mjtGeom.mjGEOM_CAPSULE)
+    half = np.where(box, first, none), np.where(box, second, none), np.select([long, box], [second, third], none)
+    unbounded = np.where(rbound_ng > 0, rbound_ng, ENDLESS_M)  # planes and height fields
+    ball = np.select([long | (kind_ng == mjtGeom.mjGEOM_SPHERE), box], [first, none], unbounded)
+    radii = [np.where(ellipsoid, size, ball) for size in (first, second, third)]
+    radii[2] = np.where(cylinder, none, radii[2])  # a disc
+    return np.stack(half, -1).astype(np.float32), np.stack(radii, -1).astype(np.float32)
 
 
 def touched(
@@ -76,19 +77,19 @@ def touched(
     n, g = center_3ng.shape[1:]
     # all pairs of simulation and geom are one axis, the last one: that is fast
     center, axes = center_3ng.reshape(3, -1), axes_33ng.reshape(3, 3, -1)
-    half, radius, disc = bounds_ng[0].reshape(-1, 3).T.copy(), bounds_ng[1].ravel(), bounds_ng[2].ravel()
+    half, radii = (bound.reshape(-1, 3).T.copy() for bound in bounds_ng)
     inside = []
     for axis, place in enumerate((grid.x_c, grid.y_r)):
         span = np.concatenate([place.min(1) - MARGIN, place.max(1) + MARGIN])[:, None]  # of each column or row
         slope = np.repeat((span * step_n).astype(np.float32), g, axis=1)
         lean = [axes[axis, k] + slope * axes[2, k] for k in range(3)]
-        reach = radius * np.sqrt(np.maximum(1 + slope * slope - disc * (lean[2] * lean[2]), np.float32(0)))
+        reach = np.sqrt(sum((radii[k] * lean[k]) ** 2 for k in range(3)))
         for k in range(3):
             reach += half[k] * np.abs(lean[k])
         middle, size = center[axis] + slope * center[2], len(place)
         within = (middle[:size] + reach[:size] >= 0) & (middle[size:] - reach[size:] <= 0)
         inside.append(within.reshape(size, n, g))
-    ahead = radius - center[2] + (np.abs(axes[2]) * half).sum(0) > 0
+    ahead = radii.max(0) - center[2] + (np.abs(axes[2]) * half).sum(0) > 0
     return inside[0] & ahead.reshape(n, g), inside[1]
 
 

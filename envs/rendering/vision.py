@@ -9,7 +9,6 @@ Suffixes: n simulations, b bodies, g geoms, h and w pixels.
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from pathlib import Path
 from typing import NamedTuple
 
 import mujoco
@@ -22,8 +21,9 @@ from torch import Tensor
 from embodied.core.errors import UserError, unknown_name
 from embodied.core.spec import CameraSpec
 from embodied.envs.episodes.seeding import EpisodeRng
-from embodied.envs.rendering.appearance import COLLISION_GROUP, Lens, Scenery, Twin, add_geoms
+from embodied.envs.rendering.appearance import Lens, Scenery, Twin
 from embodied.envs.rendering.cameras import CHECKER_M, EXTENT_M, SKY, Array, Array32, Camera, Ids, geom_colors
+from embodied.envs.rendering.coarse import GROUND, ROBOT, coarse_scene
 from embodied.envs.rendering.config import CameraRandomization
 from embodied.envs.rendering.layers import AMBIENT, FACING, FROM_ABOVE, FROM_SUN, Frame, Layer, RenderTarget, to_uint8
 
@@ -31,8 +31,6 @@ CAMERAS = {
     "front": Camera("front", fovy_deg=32.0, pos=(1.2, -0.15, 0.8), lookat=(0.5, 0.0, 0.05)),
     "wrist": Camera("wrist", mount="wrist"),
 }
-OBJECTS, ROBOT = 0, (1, 2, 3, 4)  # groups of the twin's geoms, see assets/franka/coarse.xml
-GROUND = 5  # group of the twin's geoms that ``_Ground`` computes
 MIN_SIMS_PER_THREAD = 64
 BLOCK = 128  # simulations that are rendered together
 SKY_LOW, SKY_HIGH = 255 * SKY.astype(np.float32)
@@ -46,10 +44,14 @@ def find_camera(name: str) -> Camera:
     return CAMERAS[name]
 
 
-def find_cameras(cameras: Sequence[Camera | CameraSpec]) -> list[Camera]:
-    """Return each Camera as it is, and for a spec the one that it names, with the spec's image size."""
+def find_cameras(cameras: Sequence[Camera | CameraSpec], reach: float) -> list[Camera]:
+    """Return each Camera as it is, and for a spec the one that it names, with the spec's image size.
+
+    reach: length of the robot's tasks relative to the Panda's, for which the named cameras are placed.
+    """
+    named = {one.name: find_camera(one.name).scaled(reach) for one in cameras if isinstance(one, CameraSpec)}
     return [
-        one if isinstance(one, Camera) else replace(find_camera(one.name), width=one.width, height=one.height)
+        one if isinstance(one, Camera) else replace(named[one.name], width=one.width, height=one.height)
         for one in cameras
     ]
 
@@ -57,7 +59,7 @@ def find_cameras(cameras: Sequence[Camera | CameraSpec]) -> list[Camera]:
 class Rig:
     """Cameras, and looks of geoms, in all simulations of ``batch``; a subclass renders. spec: of the batch's model.
 
-    visuals: MJCF file with the few geoms to show of robot, table and floor. UserError for cameras or ranges of
+    looks: the few geoms to show of robot, table and floor (``Robot.coarse``). UserError for cameras or ranges of
     randomisation that cannot be.
     """
 
@@ -68,7 +70,7 @@ class Rig:
         self,
         batch: Batch,
         spec: mujoco.MjSpec,
-        visuals: Path,
+        looks: mujoco.MjModel,
         cameras: Sequence[Camera],
         randomization: CameraRandomization | None = None,
     ) -> None:
@@ -76,7 +78,7 @@ class Rig:
         if not names or len(set(names)) < len(names):
             raise UserError(f"cameras: got the names {names}, allowed: one at least, each once")
         self.randomization = randomization or CameraRandomization()
-        self.coarse = _coarse_scene(spec, visuals)
+        self.coarse = coarse_scene(spec, looks)
         self.batch, self.cameras, self.model = batch, cameras, self.coarse.compile()
         self.lenses = [Lens(camera, batch, self.randomization) for camera in cameras]
         group = self.model.geom_group
@@ -109,12 +111,12 @@ class CameraRig(Rig):
         self,
         batch: Batch,
         spec: mujoco.MjSpec,
-        visuals: Path,
+        looks: mujoco.MjModel,
         cameras: Sequence[Camera],
         randomization: CameraRandomization | None = None,
         num_threads: int = 0,
     ) -> None:
-        super().__init__(batch, spec, visuals, cameras, randomization)
+        super().__init__(batch, spec, looks, cameras, randomization)
         count = min(num_threads or batch.nthread, -(-batch.nsim // MIN_SIMS_PER_THREAD))
         shares = np.array_split(np.arange(batch.nsim), count)
         self._painters = [_Painter(batch, self.coarse, self.model, share, self.scenery) for share in shares]
@@ -281,19 +283,3 @@ def _frame_rays(target: RenderTarget) -> tuple[list[Array32], Array32]:
     ray = [(a[:, None, :] + b[:, :, None]).reshape(len(a), -1) for a, b in zip(across, along, strict=True)]
     length = np.sqrt((1 + x_nw * x_nw)[:, None, :] + (y_nh * y_nh)[:, :, None])
     return ray, length.reshape(len(length), -1)
-
-
-def _coarse_scene(spec: mujoco.MjSpec, visuals: Path) -> mujoco.MjSpec:
-    """Return the twin's scene: ``spec`` with the geoms of ``visuals`` and without hidden geoms."""
-    spec = spec.copy()
-    for body in spec.bodies:
-        if not body.explicitinertial and body.name != "world":  # the geoms that give its mass may be deleted
-            body.explicitinertial, body.mass, body.inertia = True, 1.0, [1.0, 1.0, 1.0]
-        for geom in body.geoms:
-            table = body.name == "world" and geom.type == mujoco.mjtGeom.mjGEOM_PLANE
-            if table or geom.group >= COLLISION_GROUP:
-                spec.delete(geom)
-            else:
-                geom.group = OBJECTS
-    add_geoms(spec, visuals)
-    return spec

@@ -147,6 +147,8 @@ class TaskVectorEnv(StepperVectorEnv, VectorEnv[Observation, NDArray[Any], NDArr
             raise UserError(f"flat: got True with the cameras {', '.join(names)}, allowed: True without cameras")
         form = Form(stepper.spec, not names if flat is None else flat, bound=mujoco.mjMAXVAL)
         super().__init__(stepper, form, render_mode)
+        if isinstance(camera, str):
+            self._camera = self._camera.scaled(self.pool.task.scale.reach)
         self._seeded_N = np.zeros(num_envs, dtype=np.bool_)
         self._texts = np.array(stepper.spec.texts, dtype=object) if len(set(stepper.spec.goals)) > 1 else None
         self._set: dict[str, tuple[Any, ...]] = {}  # by ``set_attr``

@@ -84,6 +84,7 @@ def test_a_scene_is_cut_down_to_the_robot_and_gets_servos_tool_and_base(tmp_path
         ({"gripper": DATA["gripper"] | {"bodies": ["left_fingr", "hand"]}}, "Did you mean 'left_finger'"),  # type: ignore[operator]
         ({"gripper": DATA["gripper"] | {"actuators": FINGERS[:1]}}, "actuators: got right_finger too"),  # type: ignore[operator]
         ({"servos": {"joint0": {"kp": 1, "kd": 1, "force": 1}}}, "joint in robot my_arm 'joint0'"),
+        ({"camera": {"body": "hnd"}}, "body in robot my_arm 'hnd'. Did you mean 'hand'"),
         ({"grip": 1}, "robot my_arm.yaml.*grip"),
     ],
 )

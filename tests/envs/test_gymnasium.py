@@ -18,7 +18,6 @@ from gymnasium.utils.env_checker import check_env, data_equivalence
 
 from embodied.core.errors import UserError
 from embodied.envs import TASKS, gymnasium_id
-from embodied.envs.mujoco.robots.panda import Panda
 from embodied.envs.mujoco.viewer import SOLVED
 from embodied.envs.rendering.cameras import Camera
 from embodied.envs.views.gymnasium_api import TaskEnv
@@ -107,14 +106,6 @@ def test_a_solved_task_has_a_green_border() -> None:
     env = gymnasium.make(REACH, success_m=9.0, render_mode="rgb_array", width=32, height=32)
     env.reset(seed=0)
     assert (env.render()[0] == SOLVED).all()
-
-
-def test_a_robot_without_coarse_geoms_is_rendered_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Panda, "coarse", None)
-    env = gymnasium.make(REACH, render_mode="rgb_array", width=32, height=24)
-    env.reset(seed=0)
-    assert env.render().shape == (24, 32, 3)
-    assert env.render().std() > 10
 
 
 def test_bad_actions_of_one_env() -> None:

@@ -17,6 +17,7 @@ from embodied.deployment.bundle.write import check_exportable
 from embodied.envs import MujocoPool, make_sampler
 from embodied.envs.checks.conformance import check_env
 from embodied.envs.checks.robot import check_robot
+from embodied.envs.mujoco.config import SIDES
 from embodied.envs.mujoco.robots.pair import halves
 from embodied.envs.rendering.cameras import Camera
 from embodied.envs.tasks import common
@@ -134,6 +135,11 @@ def test_cameras_show_both_and_a_hand_has_its_own() -> None:
     seen = env.observe()
     assert seen["images.front"].shape == seen["images.left_wrist"].shape == (2, 16, 16, 3)
     assert seen["images.left_wrist"].float().std() > 5
+    small = pool(
+        "lift_bar", 1, cameras=[CameraSpec.square("front", 8)], config={"robots": dict.fromkeys(SIDES, "so101")}
+    )
+    bodies = [small.rig.model.body(body).name for body in small.rig.model.geom_bodyid]
+    assert all(bodies.count(f"{side}/gripper") == 3 for side in SIDES)
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from embodied.core.errors import UserError
 from embodied.envs.episodes.seeding import EpisodeRng
+from embodied.envs.mujoco.robots.described import build_robot
 from embodied.envs.mujoco.scene import on_table
 from embodied.envs.mujoco.warp.batch import INSTALL
 from embodied.envs.mujoco.warp.cameras import DeviceRig
@@ -31,17 +32,19 @@ WIDE = Camera("wide", 37, 22, 80.0, pos=(0.9, 0.5, 0.3), lookat=(0.4, 0.0, 0.2))
 RANGES = CameraRandomization(0.05, 0.01, 0.05, 4.0, 0.3, 0.1, 0.1, 0.3, 0.3)
 
 
-def rigs(spec: mujoco.MjSpec, cameras: list[Camera]) -> tuple[CameraRig, DeviceRig]:
+def rigs(
+    spec: mujoco.MjSpec, cameras: list[Camera], looks: mujoco.MjModel = PANDA.coarse
+) -> tuple[CameraRig, DeviceRig]:
     """Both renderers of N simulations in which every joint is anywhere."""
     warp.init()
     batch, rng = Batch(spec.compile(), N, 1), np.random.default_rng(0)
     batch.bind("qpos")[:] += rng.normal(0, 0.2, batch.bind("qpos").shape)
-    drawn = CameraRig(batch, spec, PANDA.coarse, cameras, RANGES)
+    drawn = CameraRig(batch, spec, looks, cameras, RANGES)
     outputs = {name: batch.bind(name) for name in ("xpos", "xmat", "cam_xpos", "cam_xmat")}
     batch.forward()
     live = {name: torch.from_numpy(np.array(array)).float() for name, array in outputs.items()}
     sims = SimpleNamespace(bind=live.__getitem__, device=torch.device("cpu"))
-    return drawn, DeviceRig(sims, batch, spec, PANDA.coarse, cameras, RANGES)
+    return drawn, DeviceRig(sims, batch, spec, looks, cameras, RANGES)
 
 
 def assert_alike(seen: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
@@ -74,6 +77,15 @@ def test_all_solids_are_painted_as_they_are_drawn() -> None:
         for name in NAMES:
             geom = drawn.model.geom(name).id
             assert any(bool((expected[f"segmentation.{camera}"] == geom).any()) for camera in ("front", "wide"))
+
+
+def test_a_robot_without_a_file_of_its_looks_is_painted_as_it_is_drawn() -> None:
+    robot = build_robot("so101", {})
+    drawn, painted = rigs(on_table(robot), [FRONT.scaled(robot.scale.reach), WRIST], robot.coarse)
+    expected, images = drawn.render(segmentation=True), painted.empty()
+    painted.paint(images, torch.ones(N, dtype=torch.bool))
+    assert_alike(images, expected)
+    assert (expected["segmentation.wrist"] > drawn.model.geom("floor").id).float().mean() > 0.1
 
 
 def test_geoms_that_it_cannot_paint_are_named() -> None:

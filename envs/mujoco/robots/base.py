@@ -172,8 +172,6 @@ class Robot(Protocol):
     """Manufacturer and model, as data sets name robots."""
     visual: Path | None
     """MJCF with the geoms of robot, table and floor that videos show; None: videos show the geoms of ``mjcf``."""
-    coarse: Path | None
-    """MJCF with the few geoms that policies' cameras show (groups: assets/franka/coarse.xml); None: no such cameras."""
     fingers: tuple[str, ...]
     """The two bodies that touch a held object; of a pair (robots/pair.py) those of both robots, left first."""
     action: Box
@@ -185,6 +183,10 @@ class Robot(Protocol):
     """Opposite corners of the box that the tool centre point stays in."""
     scale: Scale
     """Lengths of the robot's tasks."""
+
+    @property
+    def coarse(self) -> mujoco.MjModel:
+        """The few geoms that policies' cameras show of robot, table and floor (groups: assets/franka/coarse.xml)."""
 
     def spec(self) -> mujoco.MjSpec:
         """Return the robot without table and objects."""

@@ -121,6 +121,8 @@ class DescribedArm(GripperArm):
             beside = [body for body in world.bodies if body.name != file.root]
             for thing in (*beside, *world.geoms, *world.sites, *world.cameras, *world.lights):
                 spec.delete(thing)
+        for number, body in enumerate(spec.bodies):
+            body.name = body.name or f"body{number}"
         for name in file.without:
             spec.delete(self._find(spec.bodies, "body", name))
         for body in world.bodies:
@@ -132,6 +134,9 @@ class DescribedArm(GripperArm):
         for name in file.gripper.bodies:
             self._find(spec.bodies, "body", name)
         self._add_tool(spec)
+        if file.camera is not None:
+            body, pos, quat = self._place(spec, file.camera)
+            body.add_camera(name="wrist", pos=pos, quat=quat, fovy=file.camera.fovy_deg)
         for name, servo in file.servos.items():
             joint = self._find(spec.joints, "joint", name)
             if servo.armature is not None:

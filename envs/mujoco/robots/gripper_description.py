@@ -15,6 +15,7 @@ from embodied.envs.episodes.seeding import EpisodeRng
 from embodied.envs.mujoco.config import ControlConfig, Scale
 from embodied.envs.mujoco.robots.jaws import Jaws
 from embodied.envs.mujoco.robots.parts import FINGERS, Parts, Place, is_servo
+from embodied.envs.rendering.coarse import primitive_looks
 
 IK_STEPS = 60
 
@@ -28,7 +29,6 @@ class GripperDescription:
     name: str
     mjcf: Path
     visual: Path | None = None
-    coarse: Path | None = None
     fingers: tuple[str, str] = FINGERS
     prefix: str = ""
     aside_m: float = 0.0
@@ -84,6 +84,11 @@ class GripperDescription:
     def model(self) -> mujoco.MjModel:
         """The robot without table and objects."""
         return self.spec().compile()
+
+    @cached_property
+    def coarse(self) -> mujoco.MjModel:
+        """The few geoms that policies' cameras show: its own, meshes as fitted primitives."""
+        return primitive_looks(self.model, self.scale.reach)
 
     @cached_property
     def parts(self) -> Parts:

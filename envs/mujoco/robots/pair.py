@@ -35,7 +35,7 @@ class Pair:
     def __init__(self, robot: Robot, apart_m: float) -> None:
         if not isinstance(robot, GripperArm):
             raise UserError(f"robots: {robot.name} is no GripperArm, which two at one table have to be")
-        self.name, self.visual, self.coarse = f"bi_{robot.name}", robot.visual, robot.coarse
+        self.name, self.visual = f"bi_{robot.name}", robot.visual
         self.scale, self.gap_m = robot.scale, robot.gap_m
         left, right = placed(robot, "left/", apart_m / 2), placed(robot, "right/", -apart_m / 2)
         self.robots: tuple[GripperArm, GripperArm] = left, right
@@ -44,6 +44,10 @@ class Pair:
         self.terms = tuple(replace(term, name=f"{side}_{term.name}") for side in SIDES for term in robot.terms)
         moves = (replace(term, name=f"{side}_{term.name}") for side in SIDES for term in robot.action.terms)
         self.action = Box(tuple(moves))
+
+    @property
+    def coarse(self) -> mujoco.MjModel:
+        return self.robots[0].coarse
 
     def spec(self) -> mujoco.MjSpec:
         spec = mujoco.MjSpec()

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from pathlib import Path
 from typing import Any
 
 import mujoco
@@ -19,15 +18,16 @@ from embodied.envs.episodes.seeding import EpisodeRng
 from embodied.envs.mujoco.warp.batch import WarpBatch
 from embodied.envs.rendering.appearance import SYNCED_FIELDS, Twin
 from embodied.envs.rendering.cameras import Array, Camera, Ids, field_values, geom_colors, mounted_camera
+from embodied.envs.rendering.coarse import GROUND
 from embodied.envs.rendering.config import CameraRandomization
 from embodied.envs.rendering.solids import SOLIDS
-from embodied.envs.rendering.vision import GROUND, Rig
+from embodied.envs.rendering.vision import Rig
 
 
 class DeviceRig(Rig):
     """Paint the images of several cameras in all envs of ``sims``. models: their models on the CPU.
 
-    spec, visuals, cameras, randomization: as of ``CameraRig``. UserError also for geoms that are none of ``SOLIDS``.
+    spec, looks, cameras, randomization: as of ``CameraRig``. UserError also for geoms that are none of ``SOLIDS``.
     """
 
     def __init__(
@@ -35,11 +35,11 @@ class DeviceRig(Rig):
         sims: WarpBatch,
         models: Batch,
         spec: mujoco.MjSpec,
-        visuals: Path,
+        looks: mujoco.MjModel,
         cameras: Sequence[Camera],
         randomization: CameraRandomization,
     ) -> None:
-        super().__init__(models, spec, visuals, cameras, randomization)
+        super().__init__(models, spec, looks, cameras, randomization)
         model, self.device = self.model, sims.device
         for geom in np.flatnonzero((model.geom_group != GROUND) & ~np.isin(model.geom_type, list(SOLIDS))):
             kind, body = mujoco.mjtGeom(model.geom_type[geom]).name, model.body(model.geom_bodyid[geom]).name

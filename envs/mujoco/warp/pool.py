@@ -57,7 +57,7 @@ class WarpPool(EpisodicEnv):
         self, task: Task, *, num_envs: int, sim: WarpConfig | None = None, cameras: Sequence[CameraSpec] = ()
     ) -> None:
         sim = sim or WarpConfig()
-        placed = find_cameras(cameras)
+        placed = find_cameras(cameras, task.scale.reach)
         if not hasattr(task.robot, "attach_tensors"):
             raise UserError(f"sim=warp cannot simulate the robot {task.robot.name}: it has no attach_tensors")
         super().__init__(task_spec(task, placed), num_envs, resolve_device(sim.device, "sim.device"))
@@ -87,7 +87,7 @@ class WarpPool(EpisodicEnv):
             self.view.sizes = self.non_model.sizes.by_name
         self.fields = DeviceFields(self.models, self.batch, self.device)
         self.rig = None
-        if placed and task.robot.coarse is not None:
+        if placed:
             self.rig = DeviceRig(self.batch, self.models, spec, task.robot.coarse, placed, sim.camera_randomization)
             self._final |= self.rig.empty()
         self._model_seed_N = np.full(num_envs, -1, dtype=np.int64)  # env seed that each model was randomised with
