@@ -14,13 +14,11 @@ reads how long when torch is imported, so it is set here, unless the user has se
 import os
 import sys
 
-from embodied.core.old_names import answer_old_names
 from embodied.core.process.interrupts import end_on_interrupt
 
 __distribution__ = "embodied-rl"
 
 if not os.environ.keys() & {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"}:
     os.environ["GOMP_SPINCOUNT"] = "1000"
-answer_old_names()
 if sys.argv[:1] == ["-m"]:
     end_on_interrupt()

@@ -10,7 +10,7 @@ each part the share of its time in each activity: who waits for whom (docs/archi
 Last line of stdout: {"run", "state", "process", "task", "policy", "algo", "runtime", "iteration", "steps",
 "total_steps", "wall_s", "steps_per_s", "progress", "left_s", "success", "return_mean", "validation_loss", "eval",
 "waits", "staleness", "ess", "restarts", "error", "warning"}. state is starting, training, evaluating, finished,
-interrupted, failed, killed (its process ended without a word), running or unknown (a run of an earlier version).
+interrupted, failed, killed (its process ended without a word) or unknown (there is no state.json).
 """
 
 import sys

@@ -26,7 +26,6 @@ OUTLIER_FACTOR = 10.0  # distance of an outlier from the median, in units of the
 OUTGROWN_SHARE = 0.5  # share of a batch that is clipped when a feature has outgrown its statistics
 OUTGROWN_WEIGHT = 0.5  # least weight of that batch
 ROUNDING = 2.0**-20  # deviation that may be rounding, in units of the value: 8 times the precision of float32
-OLD_EPSILON = 1e-6  # what earlier versions, whose buffers were float32, added to the variance
 
 
 def bound_outliers(x: Tensor) -> Tensor:
@@ -132,9 +131,6 @@ class RunningNormalizer(nn.Module):
         self.bias.copy_((self.center - self.mean) * self.rate)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        """Load the statistics, also those of earlier versions, and prepare ``forward``."""
-        var = state_dict.get(prefix + "var")
-        if var is not None and var.dtype == torch.float32:
-            state_dict[prefix + "var"] = var.double() + OLD_EPSILON
+        """Load the statistics and prepare ``forward``."""
         super()._load_from_state_dict(state_dict, prefix, *args)
         self._prepare()

@@ -15,7 +15,6 @@ import dataclasses
 import re
 import types
 import typing
-import warnings
 from collections.abc import Callable, Collection, Mapping
 from functools import wraps
 from typing import Annotated, Any, TypeVar, cast, dataclass_transform
@@ -38,20 +37,6 @@ Fraction = Annotated[float, Field(ge=0, le=1)]
 FractionBelow1 = Annotated[float, Field(ge=0, lt=1)]
 Widths = Annotated[tuple[PositiveInt, ...], Field(min_length=1)]
 """Widths of one or more hidden layers."""
-
-OLD_NAMES = {
-    "Count": "PositiveInt", "Natural": "NonNegativeInt", "Share": "Fraction", "ShareBelow1": "FractionBelow1",
-}  # fmt: skip
-"""Names of version 0.1, which the documents told users to import."""
-
-
-def __getattr__(name: str) -> Any:
-    """Return what an old name is called now, with a warning."""
-    if name not in OLD_NAMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    warnings.warn(f"'{__name__}.{name}' is called '{OLD_NAMES[name]}' now", FutureWarning, stacklevel=2)
-    return globals()[OLD_NAMES[name]]
-
 
 Text = Annotated[str, Field(pattern=r"\S")]
 """Text with at least one character that is not a space."""

@@ -173,7 +173,7 @@ class Runtime(AbstractContextManager["Runtime"], ABC):
 
     @abstractmethod
     def _load_groups(self, states: Sequence[Mapping[str, Any] | None], incarnations: Sequence[int]) -> None:
-        """Continue from ``_group_states`` and ``incarnations``; checkpoints of earlier versions lack the latter."""
+        """Continue from ``_group_states`` and ``incarnations``."""
 
     @abstractmethod
     def _totals(self) -> dict[str, Totals]:
@@ -255,7 +255,7 @@ class Runtime(AbstractContextManager["Runtime"], ABC):
         if len(runtime["groups"]) != len(self.groups):
             differ = f"{len(runtime['groups'])} env groups, this run {len(self.groups)}"
             raise UserError(f"the checkpoint has {differ}: keep num_envs, num_env_workers and groups_per_worker")
-        self._load_groups(runtime["groups"], runtime.get("incarnations", ()))
+        self._load_groups(runtime["groups"], runtime["incarnations"])
         self.learner.load_state_dict({**state, "counters": runtime["counters"]})
         self.ledger.load_state_dict(runtime["ledger"])
         self._rollout = dict(runtime["rollout"])

@@ -126,12 +126,8 @@ def read_run(run_dir: Path) -> RunConfig:
     """Read the configuration of a run. UserError if the directory is not that of a run."""
     path, sections = run_dir / CONFIG_FILE, read_sections(run_dir)
     missing = [group for group in GROUPS if group not in sections]
-    if missing == ["sampler"]:
-        raise UserError(f"{path} is of a run of an earlier version of this code, which this version cannot read")
     if missing:
         raise UserError(f"{path} is not the configuration of a run: it needs the sections {', '.join(GROUPS)}")
-    if "num_workers" in sections["runtime"]:  # its name in earlier versions of this code
-        sections["runtime"]["num_env_workers"] = sections["runtime"].pop("num_workers")
     sections["task"] = user_files.recorded(sections["task"], run_dir)
     try:
         config = resolve(sections)

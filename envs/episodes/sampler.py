@@ -5,7 +5,6 @@ A registered sampler is built as ``build(spec, config, SamplerSetup)``. To write
 statistics of episodes that ended.
 """
 
-import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -16,7 +15,6 @@ from torch import Tensor
 from embodied.core.episodes import EpisodePlans, EpisodeStats, Ints
 from embodied.core.errors import unknown_name
 from embodied.core.spec import EnvSpec, Instruction
-from embodied.envs.episodes.registry import SAMPLERS as SAMPLERS  # its place in version 0.1
 from embodied.envs.episodes.registry import SamplerSetup, UniformConfig
 from embodied.envs.episodes.seeding import EpisodeRng
 
@@ -85,9 +83,6 @@ class UniformSampler:
 
     def on_episodes_end(self, ended: EpisodeStats) -> None:
         """Learn from episodes that ended; called before their successors are drawn."""
-        if (hear := getattr(self, "hear", None)) is not None:  # the method's name in version 0.1
-            warnings.warn(f"{type(self).__name__}.hear is called 'on_episodes_end' now", FutureWarning, stacklevel=2)
-            hear(ended)
 
     def start(self) -> EpisodePlans:
         """Return the plans of a new episode in every env."""

@@ -164,16 +164,14 @@ def test_status_of_what_is_not_a_run(words: list[str], message: str) -> None:
     assert len(outcome.stderr.splitlines()) == 1
 
 
-def test_status_of_a_run_of_an_earlier_version_and_of_one_without_rows(finished: Path, tmp_path: Path) -> None:
+def test_status_of_a_run_without_a_state_and_without_rows(finished: Path, tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text((finished / "config.yaml").read_text())
     found = read_status(tmp_path)
     assert (found["state"], found["steps"], found["eval"], found["waits"]) == ("unknown", 0, None, {})
     with lock_run(tmp_path):
-        assert read_status(tmp_path)["state"] == "running"
-    (tmp_path / "eval").mkdir()
-    (tmp_path / "eval" / "final_5.json").write_text("{}")
+        assert read_status(tmp_path)["state"] == "starting"
     outcome = run_status(f"run={tmp_path}")
-    assert (outcome.code, outcome.result["state"]) == (0, "finished")
+    assert (outcome.code, outcome.result["state"]) == (0, "unknown")
 
 
 def test_a_reader_of_the_lock_does_not_keep_a_training_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

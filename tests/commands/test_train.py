@@ -92,12 +92,6 @@ def test_config_is_complete_and_reproduces_itself(trained: tuple[Path, Outcome])
     assert resolve(config) == read_run(trained[0])
 
 
-def test_a_configuration_of_an_earlier_version_is_read(trained: tuple[Path, Outcome], tmp_path: Path) -> None:
-    text = (trained[0] / "config.yaml").read_text()
-    (tmp_path / "config.yaml").write_text(text.replace("num_env_workers:", "num_workers:"))
-    assert read_run(tmp_path) == read_run(trained[0])
-
-
 def test_resume_continues_the_counters(trained: tuple[Path, Outcome], tmp_path: Path) -> None:
     run_dir = shutil.copytree(trained[0], tmp_path / "run", symlinks=True)
     before = trained[1].result

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from embodied.envs.mujoco.warp.pool import INSTALL
+from embodied.envs.mujoco.warp.batch import INSTALL
 from tests.commands.helpers import SMALL, run_eval, run_train
 
 

@@ -173,11 +173,6 @@ class GroupRollout:
         """Continue from ``state_dict``; an env that cannot be resumed exactly starts new episodes."""
         if state is None:
             raise UserError("the checkpoint lacks env workers that were still to join: resume it with runtime=ray")
-        if not {"sampler", "noise_drawn"} <= state.keys():
-            cure = "start a new run from its policy with init=<run directory>"
-            raise UserError(
-                f"the checkpoint is of a version of this code that kept other states of environments: {cure}"
-            )
         if state["num_envs"] != self.env.num_envs:
             differ = f"{state['num_envs']} envs in a group, this run {self.env.num_envs}"
             raise UserError(f"the checkpoint has {differ}: keep num_envs")

@@ -12,8 +12,8 @@ from embodied.session.files import STATE_FILE, WARNINGS_FILE, lock_owner, read_j
 
 ROWS = 20
 """Rows of metrics.jsonl that rates and shares are means over."""
-ALIVE = ("starting", "training", "evaluating", "running")
-"""States in which a process works on the run; ``running`` is written by an earlier version."""
+ALIVE = ("starting", "training", "evaluating")
+"""States in which a process works on the run."""
 
 
 def read_status(run_dir: Path) -> dict[str, Any]:
@@ -24,11 +24,10 @@ def read_status(run_dir: Path) -> dict[str, Any]:
     """
     config = read_sections(run_dir)
     journal, locked_by = read_json(run_dir / STATE_FILE), lock_owner(run_dir)
-    state = _state(run_dir, journal.get("state"), locked_by is not None)
+    state = _state(journal.get("state"), locked_by is not None)
     rows = read_metrics(run_dir / METRICS_FILE, ROWS)
     last: Mapping[str, Any] = rows[-1] if rows else {}
-    planned = config.get("algo", {}).get("updates", config.get("total_steps"))  # of runs of earlier versions
-    steps, total, wall_s = steps_of(last), journal.get("total_steps", planned), last.get("wall_s", 0.0)
+    steps, total, wall_s = steps_of(last), journal.get("total_steps"), last.get("wall_s", 0.0)
     seconds = wall_s - rows[0]["wall_s"] if rows else 0.0
     rate = (steps - steps_of(rows[0])) / seconds if seconds > 0 else None
     minutes = config.get("max_minutes")
@@ -58,13 +57,10 @@ def read_status(run_dir: Path) -> dict[str, Any]:
     }
 
 
-def _state(run_dir: Path, noted: str | None, locked: bool) -> str:
-    if noted is None:  # a run of an earlier version, without a journal
-        done = any((run_dir / "eval").glob("final_*.json"))
-        return "running" if locked else "finished" if done else "unknown"
+def _state(noted: str | None, locked: bool) -> str:
     if locked:
         return noted if noted in ALIVE else "starting"
-    return "killed" if noted in ALIVE else noted
+    return "killed" if noted in ALIVE else noted or "unknown"
 
 
 def _evaluation(run_dir: Path) -> dict[str, Any] | None:

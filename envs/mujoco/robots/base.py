@@ -25,7 +25,6 @@ from torch import Tensor
 import embodied
 from embodied.core.spec import ArmSpec, Box, Term
 from embodied.envs.episodes.seeding import EpisodeRng
-from embodied.envs.mujoco.config import ROBOTS as ROBOTS  # its place in version 0.1
 from embodied.envs.mujoco.config import Scale
 from embodied.envs.mujoco.robots.parts import Parts
 

@@ -34,7 +34,6 @@ from embodied.envs.mujoco.randomization.terms import QUANTITIES
 from embodied.envs.mujoco.scene import with_all_kinds
 from embodied.envs.mujoco.view import View
 from embodied.envs.mujoco.viewer import Viewer, front
-from embodied.envs.mujoco.warp.batch import INSTALL as INSTALL
 from embodied.envs.mujoco.warp.batch import WarpBatch
 from embodied.envs.mujoco.warp.cameras import DeviceRig
 from embodied.envs.mujoco.warp.randomization import DeviceFields, DeviceRng
