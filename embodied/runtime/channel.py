@@ -14,43 +14,28 @@ timeline). Readers may keep what they read: it never changes. All versions share
 import threading
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, Literal, Protocol, TypeVar
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
-
-from embodied.core.episodes import EpisodeStats
 
 
 class Closed(Exception):
     """The channel is closed: nothing can be put or taken."""
 
 
-class Sampled(Protocol):
-    """A complete fragment, or a reference to one that is in another process; see ``Fragment``."""
+class Channel:
+    """Thread-safe buffer of fragments, or of references to fragments of other processes.
 
-    @property
-    def worker(self) -> int: ...
-    @property
-    def group(self) -> int: ...
-    @property
-    def sequence(self) -> int: ...
-    @property
-    def episodes(self) -> EpisodeStats: ...
-
-
-SampledT = TypeVar("SampledT", bound=Sampled)
-
-
-class Channel(Generic[SampledT]):
-    """Thread-safe buffer of fragments. batch_fragments, max_staleness: those of the ledger. order: see above."""
+    batch_fragments, max_staleness: those of the ledger. order: see above.
+    """
 
     def __init__(
         self, batch_fragments: int, max_staleness: int, order: Literal["ticket", "arrival"] = "ticket"
     ) -> None:
         self.batch_fragments, self.order = batch_fragments, order
         self.capacity = batch_fragments * (1 + max_staleness)
-        self._fragments: dict[int, SampledT] = {}
+        self._fragments: dict[int, Any] = {}
         self._changed = threading.Condition()
         self._closed = False
         self._learner = 0
@@ -58,7 +43,7 @@ class Channel(Generic[SampledT]):
     def __len__(self) -> int:
         return len(self._fragments)
 
-    def put(self, fragment: SampledT) -> None:
+    def put(self, fragment: Any) -> None:
         """Add a fragment that the ledger accepted. Raises Closed once the channel is closed."""
         with self._changed:
             if self._closed:
@@ -68,7 +53,7 @@ class Channel(Generic[SampledT]):
             self._fragments[fragment.sequence] = fragment
             self._changed.notify_all()
 
-    def take(self, version: int, learner: int = 0) -> list[SampledT]:
+    def take(self, version: int, learner: int = 0) -> list[Any]:
         """Wait for batch ``version`` and take it. Closed once the channel is, or is emptied for another learner."""
         with self._changed:
             self._changed.wait_for(lambda: self._closed or learner != self._learner or self.has(version))

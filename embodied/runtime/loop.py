@@ -22,7 +22,7 @@ from embodied.core.episodes import EpisodeStats
 from embodied.core.errors import UserError
 from embodied.core.policy import Policy
 from embodied.core.spec import EnvSpec
-from embodied.runtime.channel import Channel, Closed, Sampled
+from embodied.runtime.channel import Channel, Closed
 from embodied.runtime.evaluator import Evaluator, rollout_metrics
 from embodied.runtime.ledger import Ledger
 from embodied.runtime.recipe import Recipe
@@ -93,7 +93,7 @@ class Runtime(AbstractContextManager["Runtime"], ABC):
     def __init__(self, recipe: Recipe) -> None:
         self.config, self.budget, self.groups = recipe.config, recipe.budget, recipe.groups
         self.ledger = Ledger(len(self.groups), self.config.max_staleness)  # a batch has a fragment of each group
-        self.channel: Channel[Any] = Channel(len(self.groups), self.config.max_staleness, self.config.order)
+        self.channel = Channel(len(self.groups), self.config.max_staleness, self.config.order)
         self.threads = ThreadGroup(self.config.watchdog_s, self._end_waits)  # empty if parts are not in threads
         self.trace = Trace() if self.config.trace else None
         self.opened = ExitStack()  # what ``close`` closes, the last first
@@ -142,7 +142,7 @@ class Runtime(AbstractContextManager["Runtime"], ABC):
             yield Iteration(self.iteration, self.env_steps, metrics, episodes, evaluation, histograms)
 
     # ---------------------------------------------------------------------------------------------- of a subclass
-    def collect(self) -> Sequence[Sampled]:
+    def collect(self) -> Sequence[Any]:
         """Return the next batch, sorted by worker and group: the one that other threads put into ``channel``."""
         version = self.learner.iteration
         self.threads.board.set("learner", f"waits for the fragments of batch {version}")
