@@ -73,6 +73,12 @@ class Entry:
         return (value - self.zero) / self.factor
 
 
+def gripper_entry(arm: ArmSpec, name: str) -> Entry:
+    """Return the gripper of an arm as LeRobot counts it: from 0, closed, to 100, as open as it can be."""
+    low = 0.0 if arm.gripper.position_unit == "m" else arm.gripper.closed_m
+    return Entry(name, "percent", low=low, high=arm.gripper.max_position_m)
+
+
 @dataclass(frozen=True, slots=True)
 class Confirmation:
     """Who confirmed a mapping, and in which poses (embodied.deployment.robots.setup)."""

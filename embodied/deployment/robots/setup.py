@@ -36,6 +36,7 @@ from embodied.deployment.robots.mapping import (
     Entry,
     MappedRobot,
     RobotMapping,
+    gripper_entry,
     read_mapping,
     write_mapping,
 )
@@ -121,9 +122,7 @@ def propose(bundle: Bundle, robot: Robot) -> RobotMapping:
         speed = name.removesuffix(".pos") + ".vel"
         joints[joint.name] = Entry(name, "deg" if degrees else "rad", velocity=speed if speed in observed else None)
     name = grippers[0] if grippers else GRIPPER
-    low = 0.0 if arm.gripper.position_unit == "m" else arm.gripper.closed_m
-    percent = Entry(name, "percent", low=low, high=arm.gripper.max_position_m)
-    gripper = Entry(name, "m") if "finger" in name else percent
+    gripper = Entry(name, "m") if "finger" in name else gripper_entry(arm, name)
     lacking = [name for name in StateBuilder(bundle).external_names if name not in observed]
     places = {name: name.replace("[", "_pos[") for name in lacking}
     external = {ours: theirs for ours, theirs in places.items() if theirs in observed}

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from embodied.core.errors import UserError
 from embodied.core.process.child import ChildProcess
+from embodied.core.spec import EnvSpec
 from embodied.deployment.bundle.description import Bundle
 from embodied.deployment.control.inference import Clock
 from embodied.deployment.robots.base import GRIPPER, Action, Observation, joint_names
@@ -40,19 +41,22 @@ PERTURBATIONS: dict[str, dict[str, float]] = {
 class SimRobot(Clock):
     """A ``Robot`` in its own process, and the clock of its control loop. ConnectionError when the process has ended.
 
-    simulation: ``simulation.json`` of the bundle. perturbation: differences from training. lockstep: time passes only
-    by ``sleep_until``, so that a run is exact and as fast as the machine allows; otherwise it is real. Either way the
-    physics is at the step nearest to the clock, so that a command takes effect there.
+    bundle: what drives it, or the spec of an environment. simulation: ``simulation.json`` of the bundle. perturbation:
+    differences from training. lockstep: time passes only by ``sleep_until``, so that a run is exact and as fast as the
+    machine allows; otherwise it is real. Either way the physics is at the step nearest to the clock, so that a command
+    takes effect there.
     """
 
     def __init__(
-        self, bundle: Bundle, simulation: Mapping[str, Any], perturbation: Mapping[str, float] | None = None,
+        self, bundle: Bundle | EnvSpec, simulation: Mapping[str, Any], perturbation: Mapping[str, float] | None = None,
         lockstep: bool = False,
     ) -> None:  # fmt: skip
-        self.bundle, self.name, self.lockstep = bundle, f"{bundle.robot} (simulated)", lockstep
+        assert bundle.arm is not None
+        self.arm, self.cameras = bundle.arm, bundle.cameras
+        self.name, self.lockstep = f"{bundle.robot} (simulated)", lockstep
         self._options = {
             "task": simulation["task"]["name"], "task_options": simulation["task"], "lockstep": lockstep,
-            "cameras": [{"name": c.name, "height": c.height, "width": c.width} for c in bundle.cameras],
+            "cameras": [{"name": c.name, "height": c.height, "width": c.width} for c in self.cameras],
             "perturbation": dict(perturbation or {}),
         }  # fmt: skip
         self._process: ChildProcess | None = None
@@ -68,12 +72,12 @@ class SimRobot(Clock):
 
     @property
     def observation_features(self) -> dict[str, Any]:
-        cameras = {camera.name: (camera.height, camera.width, 3) for camera in self.bundle.cameras}
+        cameras = {camera.name: (camera.height, camera.width, 3) for camera in self.cameras}
         return dict.fromkeys(self._observed, float) | cameras
 
     @property
     def action_features(self) -> dict[str, Any]:
-        return dict.fromkeys([*joint_names(self.bundle.arm), GRIPPER], float)
+        return dict.fromkeys([*joint_names(self.arm), GRIPPER], float)
 
     @property
     def is_connected(self) -> bool:
@@ -95,7 +99,7 @@ class SimRobot(Clock):
 
     def get_observation(self) -> Observation:
         """Return the newest measurements; with cameras, also their images."""
-        found: Observation = self._call("observe", bool(self.bundle.cameras))
+        found: Observation = self._call("observe", bool(self.cameras))
         return found
 
     def send_action(self, action: Action) -> Action:
