@@ -49,7 +49,8 @@ make() { "$MAKE" --dry-run -C "$ROOT" "$@" 1>&2; }
 for name in python3 pip ray scp lerobot-{teleoperate,record,replay}; do eval "$name() { :; }"; done
 """
 NOT_COMPOSED = {
-    "dots": "the reader's package", "task=touch": "the reader's package", "my_module:MyEnv": "the reader's module",
+    "dots": "the reader's package", "my_arm.yaml": "the reader's arm",
+    "task=touch": "the reader's package", "my_module:MyEnv": "the reader's module",
     "what": "stands for a word", "task=task": "stands for a word",
 }  # fmt: skip
 RUN_ELSEWHERE = {
