@@ -19,6 +19,15 @@ PARTS: tuple[Part, ...] = get_args(Part)
 SMALLEST_IMAGE = 36  # pixels per side that the convolutions of pixels.py need
 
 
+def _check_between(options: Any, low: str, name: str, high: str) -> None:
+    """Raise UserError unless the option ``low`` is below ``name``, and that below ``high``."""
+    least, value, most = (getattr(options, key) for key in (low, name, high))
+    if least >= most:
+        raise UserError(f"{low}: got {least}, allowed: below {high}={most}")
+    if not least < value < most:
+        raise UserError(f"{name}: got {value}, allowed: above {low}={least} and below {high}={most}")
+
+
 @config_dataclass
 class ActorCriticConfig:
     """Options that all policies share."""
@@ -89,11 +98,7 @@ class GaussianConfig(PixelConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.min_std >= self.max_std:
-            raise UserError(f"min_std: got {self.min_std}, allowed: below max_std={self.max_std}")
-        if not self.min_std < self.init_std < self.max_std:
-            between = f"above min_std={self.min_std} and below max_std={self.max_std}"
-            raise UserError(f"init_std: got {self.init_std}, allowed: {between}")
+        _check_between(self, "min_std", "init_std", "max_std")
 
 
 @config_dataclass
@@ -140,11 +145,7 @@ class ChainConfig(ActorCriticConfig):
         if self.max_delay > room:
             limits = f"execute={self.execute} and horizon - execute={self.horizon - self.execute}"
             raise UserError(f"max_delay: got {self.max_delay}, allowed: at most {room}, the smaller of {limits}")
-        if self.sigma_min >= self.sigma_max:
-            raise UserError(f"sigma_min: got {self.sigma_min}, allowed: below sigma_max={self.sigma_max}")
-        if not self.sigma_min < self.sigma_init < self.sigma_max:
-            between = f"above sigma_min={self.sigma_min} and below sigma_max={self.sigma_max}"
-            raise UserError(f"sigma_init: got {self.sigma_init}, allowed: {between}")
+        _check_between(self, "sigma_min", "sigma_init", "sigma_max")
 
 
 @config_dataclass
@@ -181,9 +182,7 @@ class DSRLConfig(FlowConfig):
         super().__post_init__()
         if self.max_delay:
             raise UserError(f"max_delay: got {self.max_delay}, allowed: 0, as dsrl steers policies without delays only")
-        if not self.noise_std_min < self.noise_std < self.noise_std_max:
-            between = f"above noise_std_min={self.noise_std_min} and below noise_std_max={self.noise_std_max}"
-            raise UserError(f"noise_std: got {self.noise_std}, allowed: {between}")
+        _check_between(self, "noise_std_min", "noise_std", "noise_std_max")
 
 
 @config_dataclass

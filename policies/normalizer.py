@@ -55,10 +55,10 @@ class RunningNormalizer(nn.Module):
 
     Before the first update the normaliser only clips. Statistics are float64, because steps of a mean that is 1e4
     deviations from 0 vanish in float32. ``forward`` computes in float32 and subtracts the mean in two parts.
-
-    clip: bound of the standardised values.
     """
 
+    clip = 10.0
+    """Bound of the standardised values."""
     count: Tensor
     """int64 [], number of vectors in the statistics."""
     mean: Tensor
@@ -73,9 +73,8 @@ class RunningNormalizer(nn.Module):
     bias: Tensor
     """float32 [D], standardised value of ``center``."""
 
-    def __init__(self, dim: int, clip: float = 10.0) -> None:
+    def __init__(self, dim: int) -> None:
         super().__init__()
-        self.clip = clip
         self.register_buffer("count", torch.zeros((), dtype=torch.int64))
         self.register_buffer("mean", torch.zeros(dim, dtype=torch.float64))
         self.register_buffer("var", torch.ones(dim, dtype=torch.float64))
