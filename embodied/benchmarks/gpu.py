@@ -36,7 +36,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from embodied.algos.config import PPOConfig
 from embodied.algos.ppo import PPO
-from embodied.benchmarks.measure import Report, note, timed, trained
+from embodied.benchmarks.measure import Report, note, paired, timed, trained
 from embodied.benchmarks.sim import CHUNK, TASK, Replay, against_engine, against_warp
 from embodied.core.device import resolve_device
 from embodied.core.episodes import EpisodeStats
@@ -312,7 +312,8 @@ def threads_part(report: Report, device: torch.device, short: bool) -> None:
         envs.reset(make_sampler(envs, stagger=True))
         replay = Replay(envs, CHUNK if short else 2 * CHUNK, CHUNK)
         engine = Batch(envs.task.scene().compile(), num_envs, num_threads)
-        ratio = against_engine(report, replay, {"engine": engine}, 3)
+        found = against_engine(report, replay, {"engine": engine}, 3)
+        ratio = paired(found["pool"], found["engine"])
         report.ratio(f"pool_over_engine_{num_envs}_threads_{num_threads}", ratio)
     for num_cores in sorted({min(2, len(cores)), len(cores)}):
         os.sched_setaffinity(0, cores[:num_cores])

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 from embodied.core.algorithm import Metrics
@@ -38,12 +39,15 @@ class Report:
 
     def measure(
         self, measures: Mapping[str, Callable[[], float]], rounds: int, unit: str, settings: Mapping[str, Any],
-        name: str = "{}",
+        name: str = "{}", own: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
     ) -> dict[str, list[float]]:  # fmt: skip
-        """Run measures in turns, add the median of each as a row ``name.format(measure)``; return all values."""
+        """Run measures in turns, add the median of each as a row ``name.format(measure)``; return all values.
+
+        own: settings of one measure alone.
+        """
         results = in_turns(measures, rounds)
         for measure, values in results.items():
-            self.add(name.format(measure), median(values), unit, **settings, rounds=rounds)
+            self.add(name.format(measure), median(values), unit, **settings, **own.get(measure, {}), rounds=rounds)
         return results
 
     def to_mapping(self) -> dict[str, Any]:

@@ -2,6 +2,8 @@
 
     pool_over_engine_1024        pool / bare engine with gravity and timers, same envs, states and controls (``Replay``)
     pool_flatness_256_8192       pool with n envs / pool with 1,024 envs, the smallest over n
+    <pool, engine>_over_<peer>   pool, or that bare engine / bare steps of mjbatch or mjbatch_uni, which have another
+                                 MuJoCo; same envs, states and controls (embodied/benchmarks/peers/own.py)
     pool_over_envpool            pool / EnvPool's PandaPickCube-v1, if installed; its control step is shorter
     warp_pool_over_engine        pool of sim=warp / the recorded kernels of MuJoCo Warp alone, as above, 64 envs
     <family>_adapter_over_bare   see embodied/benchmarks/adapters.py
@@ -16,8 +18,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
 from functools import partial
+from itertools import product
 from statistics import median
 from typing import Any
 
@@ -28,6 +31,7 @@ from torch import Tensor
 
 from embodied.benchmarks import adapters
 from embodied.benchmarks.measure import Report, built, in_turns, paired, timed
+from embodied.benchmarks.peers.own import PeerBatch
 from embodied.envs import TASKS, MujocoPool, make_pool, make_sampler
 from embodied.envs.mujoco.config import WarpConfig
 from embodied.envs.mujoco.engine import timers
@@ -37,6 +41,7 @@ from embodied.runtime import threads
 
 TASK = "pick_place"
 ENVPOOL_ID, ENVPOOL_PEER = "PandaPickCube-v1", "lift"
+PEERS = ("mjbatch", "mjbatch_uni")
 CHUNK = 4
 SPEED = "control steps/s"
 
@@ -53,8 +58,13 @@ def measure(short: bool) -> Report:
         for model in (reference.task.scene().compile(), reference.model)
     )
     replay = Replay(reference, max(2, env_steps // reference.num_envs), CHUNK)
-    ratio = against_engine(report, replay, {"engine": original, "engine_reduced": reduced}, rounds)
-    report.ratio("pool_over_engine_1024", ratio)
+    with ExitStack() as stack:
+        built_peers = {name: built(name, partial(peer_of, name.replace("_", "-"), reference)) for name in PEERS}
+        peers = {name: stack.enter_context(closing(peer)) for name, peer in built_peers.items() if peer is not None}
+        found = against_engine(report, replay, {"engine": original, "engine_reduced": reduced, **peers}, rounds)
+    report.ratio("pool_over_engine_1024", paired(found["pool"], found["engine"]))
+    for peer, side in product(peers, ("pool", "engine")):
+        report.ratio(f"{side}_over_{peer}", paired(found[side], found[peer]))
     flatness(report, reference, (8, 32) if short else (256, 512, 2048, 4096, 8192), rounds, env_steps)
     against_envpool(report, 4 if short else 64, rounds, env_steps)
     against_warp(report, "warp_pool_over_engine", 2 if short else 64, rounds, 2 if short else 16)
@@ -85,8 +95,11 @@ class Replay:
         self.pool.on_control_step = None
         return speed
 
-    def engine_speed(self, batch: Batch | WarpBatch) -> float:
+    def engine_speed(self, batch: Batch | WarpBatch | PeerBatch) -> float:
         """Replay the recorded controls in ``batch``, with timers if it simulates gravity; return its speed."""
+        if isinstance(batch, PeerBatch):
+            seconds = batch.replay(self.start, np.stack(self.controls[: self.num_steps]))
+            return self.num_steps * self.pool.num_envs / seconds
         mode: AbstractContextManager[None] = nullcontext()
         if isinstance(batch, WarpBatch):
             batch.load_state(self.start)
@@ -107,15 +120,22 @@ class Replay:
             return self.num_steps * self.pool.num_envs / timed(loop)
 
 
-def against_engine(report: Report, replay: Replay, engines: Mapping[str, Batch | WarpBatch], rounds: int) -> float:
-    """Compare a pool with bare batches, on the same states and controls; return its speed over that of ``engine``."""
+def against_engine(
+    report: Report, replay: Replay, engines: Mapping[str, Batch | WarpBatch | PeerBatch], rounds: int
+) -> dict[str, list[float]]:
+    """Compare a pool with bare batches, on the same states and controls; return the speeds of all rounds."""
     pool = replay.pool
     prefix, suffix = ("warp_", "") if isinstance(pool, WarpPool) else ("", f"_{pool.num_envs}")
     measures: dict[str, Callable[[], float]] = {"pool": replay.pool_speed}
     measures |= {name: partial(replay.engine_speed, batch) for name, batch in engines.items()}
     settings = {"task": TASK, "num_envs": pool.num_envs, "control_steps": replay.count, "chunk": replay.chunk}
-    results = report.measure(measures, rounds, SPEED, settings, f"{prefix}{{}}{suffix}")
-    return paired(results["pool"], results["engine"])
+    own = {name: {"mujoco": batch.mujoco} for name, batch in engines.items() if isinstance(batch, PeerBatch)}
+    return report.measure(measures, rounds, SPEED, settings, f"{prefix}{{}}{suffix}", own)
+
+
+def peer_of(package: str, pool: MujocoPool) -> PeerBatch:
+    """Return a batch of another library with the task's own model, and sizes and threads of the pool."""
+    return PeerBatch(package, pool.task.scene(), pool.num_envs, pool.batch.nthread, pool.substeps)
 
 
 def flatness(report: Report, reference: MujocoPool, sizes: tuple[int, ...], rounds: int, env_steps: int) -> None:
@@ -171,7 +191,8 @@ def against_warp(
     if pool is not None:
         pool.reset(make_sampler(pool, stagger=True))
         engine = WarpBatch(pool.model, num_envs, pool.device, WarpConfig.max_contacts, WarpConfig.max_constraints)
-        report.ratio(ratio, against_engine(report, Replay(pool, count, chunk), {"engine": engine}, rounds))
+        found = against_engine(report, Replay(pool, count, chunk), {"engine": engine}, rounds)
+        report.ratio(ratio, paired(found["pool"], found["engine"]))
 
 
 MEMORY = """

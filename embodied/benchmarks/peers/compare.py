@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from contextlib import closing, redirect_stdout, suppress
 from dataclasses import asdict, replace
 from functools import partial
+from itertools import product
 from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
@@ -18,7 +19,9 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from embodied.benchmarks.measure import Report, in_turns, note, paired
-from embodied.benchmarks.peers.meter import Finished, Meter, MeteredEnv, PPOSettings
+from embodied.benchmarks.peers import unilab
+from embodied.benchmarks.peers.meter import LEARNED, Finished, Meter, MeteredEnv, PPOSettings, Rates
+from embodied.benchmarks.peers.own import interpreter
 from embodied.core.errors import UserError
 from embodied.core.options import NonNegativeInt, PositiveInt, config_dataclass, one_of
 from embodied.core.seeds import Purpose, first_env_seed
@@ -31,6 +34,8 @@ from embodied.trainers.reinforcement import build
 
 PEERS = {"sb3": "stable_baselines3", "rsl_rl": "rsl_rl", "torchrl": "torchrl"}
 """Names of peers and the packages that they need."""
+OWN_PEERS = ("unilab", "unilab_own")
+"""Peers in an environment of their own: UniLab with the settings that all share, and with its own."""
 
 
 @config_dataclass
@@ -38,7 +43,7 @@ class CompareOptions:
     """Options of ``bench train`` with peers."""
 
     task: str
-    peers: Annotated[tuple[Annotated[str, one_of(PEERS)], ...], Field(min_length=1)]
+    peers: Annotated[tuple[Annotated[str, one_of((*PEERS, *OWN_PEERS))], ...], Field(min_length=1)]
     ours: tuple[Literal["local", "sync", "recipe"], ...] = ("local", "sync")
     """Runtimes of ours beside them; [] for the peers alone. ``recipe``: the task's own settings, for level= alone."""
     rounds: PositiveInt = 7
@@ -66,16 +71,18 @@ def compare(options: CompareOptions, short: bool) -> Report:
     if short:
         small = replace(options.ppo, num_envs=8, decisions=8, epochs=1)
         options = replace(options, ppo=small, rounds=1, iterations=1, warmup=1, total_steps=256)
-    for package in PEERS.values():
+    for package in PEERS.values() if set(options.peers) & PEERS.keys() else ():
         if find_spec(package) is None:
             raise missing_package(package)
-    spec = factories.make_spec(compose_run({"task": options.task, "policy": "gaussian"}), cameras=())
+    if set(options.peers) & set(OWN_PEERS):
+        interpreter("unilab-rl")
+    spec = spec_of(options)
     if isinstance(spec.action, MultiDiscrete):
         raise UserError(f"task {options.task} makes several choices at once, which the peers are not set up for")
     if spec.action_mask:
         raise UserError(f"task {options.task} forbids some choices by masks, which the peers do not read")
-    if "rsl_rl" in options.peers and not isinstance(spec.action, Box):
-        raise UserError(f"peers=rsl_rl: rsl_rl has no discrete actions, as task {options.task} needs them")
+    for name in set(options.peers) - {"sb3", "torchrl"} if not isinstance(spec.action, Box) else ():
+        raise UserError(f"peers={name}: {name} has no discrete actions, as task {options.task} needs them")
     names = (*options.ours, *options.peers)
     report = Report("train")
     throughput(report, options, spec, [name for name in names if name != "recipe"])
@@ -87,29 +94,36 @@ def compare(options: CompareOptions, short: bool) -> Report:
 def throughput(report: Report, options: CompareOptions, spec: EnvSpec, names: Sequence[str]) -> None:
     """Add the speeds of all trainers and their ratios."""
 
-    def speeds(name: str) -> tuple[float, float]:
+    def rates(name: str) -> Rates:
         meter = Meter(spec, iterations=options.warmup + options.iterations)
-        train(name, options, meter)
-        found = meter.speeds(options.warmup)
-        note(f"{name:8s} {found[0]:10,.0f} env steps/s")
+        with meter.counting(options.ppo.num_envs * options.ppo.decisions // options.ppo.num_minibatches):
+            train(name, options, meter)
+        found = meter.rates(options.warmup)
+        note(f"{name:8s} {found}")
         return found
 
-    results = in_turns({name: partial(speeds, name) for name in names}, options.rounds, warm_up=0)
-    of_wall = {name: [wall for wall, _ in found] for name, found in results.items()}
-    of_cpu = {name: [cpu for _, cpu in found] for name, found in results.items()}
+    results = in_turns({name: partial(rates, name) for name in names}, options.rounds, warm_up=0)
     settings = {"task": options.task, **asdict(options.ppo)} | {"cores": threads.available_cores()}
     settings |= {"torch_threads": options.threads or threads.torch_cores()}
     settings |= {"warmup": options.warmup, "iterations": options.iterations}
-    for name in names:
-        of_rounds = [round(speed) for speed in of_wall[name]]
-        report.add(f"train_{name}", median(of_wall[name]), "env steps/s", **settings, of_rounds=of_rounds)
-        report.add(f"train_{name}_cpu", median(of_cpu[name]), "env steps/CPU s", **settings)
-    for mine in [name for name in names if name not in PEERS]:
-        for peer in options.peers:
-            report.ratio(f"{mine}_over_{peer}", paired(of_wall[mine], of_wall[peer]))
-            report.add(f"{mine}_over_{peer}_cpu", paired(of_cpu[mine], of_cpu[peer]), "ratio of env steps/CPU s")
-    if {"local", "sync"} <= of_wall.keys():
-        report.ratio("local_over_sync", paired(of_wall["local"], of_wall["sync"]))
+    for name, found in results.items():
+        learned = {f"{what}_per_step": float(f"{median(getattr(one, what) for one in found):.4g}") for what in LEARNED}
+        of_rounds = [round(one.wall) for one in found]
+        report.add(f"train_{name}", median(of_rounds), "env steps/s", **settings, **learned, of_rounds=of_rounds)
+        report.add(f"train_{name}_cpu", median(one.cpu for one in found), "env steps/CPU s", **settings)
+    for mine, peer in product(set(names) - set(options.peers), options.peers):
+        pairs = list(zip(results[mine], results[peer], strict=True))
+        report.ratio(f"{mine}_over_{peer}", median(ours.wall / theirs.wall for ours, theirs in pairs))
+        cpu = median(ours.cpu / theirs.cpu for ours, theirs in pairs)
+        report.add(f"{mine}_over_{peer}_cpu", cpu, "ratio of env steps/CPU s")
+        for what in LEARNED:
+            both = median(
+                ours.wall * getattr(ours, what) / (theirs.wall * getattr(theirs, what)) for ours, theirs in pairs
+            )
+            report.add(f"{mine}_over_{peer}_{what}", both, f"ratio of {what}/s")
+    if {"local", "sync"} <= results.keys():
+        speeds = ([one.wall for one in results[name]] for name in ("local", "sync"))
+        report.ratio("local_over_sync", paired(*speeds))
 
 
 def time_to_level(report: Report, options: CompareOptions, spec: EnvSpec, names: Sequence[str], level: float) -> None:
@@ -138,6 +152,9 @@ def train(name: str, options: CompareOptions, meter: Meter) -> None:
     if name in PEERS:
         train_peer(name, options, meter)
         return
+    if name in OWN_PEERS:
+        unilab.train(options, meter, own=name == "unilab_own")
+        return
     parts: dict[str, Any] = {f"runtime.{part}_threads": options.threads for part in ("actor", "learner")}
     if name != "recipe":
         parts |= shared_settings(meter.spec, options.ppo) | {"runtime": name}
@@ -154,14 +171,22 @@ def train_peer(name: str, options: CompareOptions, meter: Meter) -> None:
     """Train with a peer and drop what the library prints."""
     from embodied.benchmarks.peers.libraries import LIBRARIES
 
-    settings = options.ppo
     threads.use(options.threads or threads.torch_cores())
+    with closing(peer_stepper(options, meter)) as stepper, redirect_stdout(io.StringIO()), suppress(Finished):
+        LIBRARIES[name](stepper, options.ppo)
+
+
+def spec_of(options: CompareOptions) -> EnvSpec:
+    return factories.make_spec(compose_run({"task": options.task, "policy": "gaussian"}), cameras=())
+
+
+def peer_stepper(options: CompareOptions, meter: Meter) -> Stepper:
+    """Return the environments of a peer, which end its training by Finished."""
+    settings = options.ppo
     config = compose_run(recipe(options, meter.spec) | shared_settings(meter.spec, settings))
     env = factories.make_env(config, settings.num_envs, threads.available_cores())
     seed = first_env_seed(Purpose.TRAINING, settings.seed)
-    stepper = Stepper(MeteredEnv(env, meter, settings.decisions), seed=seed, splits=None, stagger=True, stages=True)
-    with closing(stepper), redirect_stdout(io.StringIO()), suppress(Finished):
-        LIBRARIES[name](stepper, settings)
+    return Stepper(MeteredEnv(env, meter, settings.decisions), seed=seed, splits=None, stagger=True, stages=True)
 
 
 def recipe(options: CompareOptions, spec: EnvSpec) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from torchrl.modules import MLP, IndependentNormal, ProbabilisticActor, ValueOpe
 from torchrl.objectives import ClipPPOLoss
 from torchrl.objectives.value import GAE
 
-from embodied.benchmarks.peers.meter import PPOSettings
+from embodied.benchmarks.peers.meter import PPOSettings, rsl_rl_settings
 from embodied.core.spec import Box, Discrete, EnvSpec
 from embodied.envs.views.rsl_rl import RslRlVecEnv
 from embodied.envs.views.sb3 import Sb3VecEnv
@@ -45,22 +45,11 @@ def sb3(stepper: Stepper, settings: PPOSettings) -> None:
 def rsl_rl(stepper: Stepper, settings: PPOSettings) -> None:
     """Train with rsl_rl, which has no discrete actions and bootstraps a truncation with the value before it."""
     torch.manual_seed(settings.seed)
-    hidden = list(settings.hidden)
-    network = {"class_name": "MLPModel", "hidden_dims": hidden, "activation": "relu", "obs_normalization": True}
-    distribution = {"class_name": "GaussianDistribution", "init_std": settings.init_std}
-    algorithm = {
-        "class_name": "PPO", "num_learning_epochs": settings.epochs, "num_mini_batches": settings.num_minibatches,
-        "learning_rate": settings.learning_rate, "schedule": "fixed", "gamma": settings.gamma,
-        "lam": settings.gae_lambda, "clip_param": settings.clip_range, "value_loss_coef": settings.value_coef,
-        "use_clipped_value_loss": False, "entropy_coef": settings.entropy_coef,
-        "max_grad_norm": settings.max_grad_norm,
-    }  # fmt: skip
-    config = {
-        "num_steps_per_env": settings.decisions, "save_interval": 10**9, "algorithm": algorithm,
-        "obs_groups": {"actor": ["policy"], "critic": ["policy"]}, "critic": network,
-        "actor": network | {"distribution_cfg": distribution},
-    }  # fmt: skip
-    OnPolicyRunner(RslRlVecEnv(stepper), config).learn(10**9)
+    parts = rsl_rl_settings(settings)
+    parts["algorithm"] |= {"class_name": "PPO"}
+    parts |= {"num_steps_per_env": settings.decisions, "save_interval": 10**9}
+    parts |= {"obs_groups": {"actor": ["policy"], "critic": ["policy"]}}
+    OnPolicyRunner(RslRlVecEnv(stepper), parts).learn(10**9)
 
 
 def torchrl(stepper: Stepper, settings: PPOSettings) -> None:

@@ -10,12 +10,15 @@ A library's own training loop is not changed. Its environment notices that a rol
 import math
 import time
 from collections import deque
+from collections.abc import Callable, Iterator, MutableSequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any, NamedTuple
 
 import torch
 from pydantic import Field
 from torch import Tensor
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from embodied.core.env import VecEnv
 from embodied.core.episodes import EpisodeSampler, EpisodeStats
@@ -53,6 +56,21 @@ class PPOSettings:
     """Seed of networks, envs and exploration."""
 
 
+def rsl_rl_settings(settings: PPOSettings) -> dict[str, Any]:
+    """Return the settings as rsl_rl names them, and UniLab, which has rsl_rl's networks."""
+    hidden = list(settings.hidden)
+    network = {"class_name": "MLPModel", "hidden_dims": hidden, "activation": "relu", "obs_normalization": True}
+    distribution = {"class_name": "GaussianDistribution", "init_std": settings.init_std}
+    algorithm = {
+        "num_learning_epochs": settings.epochs, "num_mini_batches": settings.num_minibatches,
+        "learning_rate": settings.learning_rate, "schedule": "fixed", "gamma": settings.gamma,
+        "lam": settings.gae_lambda, "clip_param": settings.clip_range, "value_loss_coef": settings.value_coef,
+        "use_clipped_value_loss": False, "entropy_coef": settings.entropy_coef,
+        "max_grad_norm": settings.max_grad_norm,
+    }  # fmt: skip
+    return {"actor": network | {"distribution_cfg": distribution}, "critic": network, "algorithm": algorithm}
+
+
 class Finished(Exception):
     """Ends the training of another library."""
 
@@ -65,9 +83,26 @@ class Mark:
     wall_s: float
     cpu_s: float
     """Env steps, seconds, and CPU seconds of all threads of this process, since the first boundary."""
+    updates: int
+    samples: int
+    """Gradient updates since the first boundary, and the samples in their minibatches."""
     quality: float | None
     """Share of the latest ``WINDOW`` whole episodes that succeeded at their end, or their mean return for a task
     without success; None before there are so many."""
+
+
+class Rates(NamedTuple):
+    """What a training does in an iteration after the warm-up."""
+
+    wall: float
+    cpu: float
+    """Env steps per second and per CPU second."""
+    updates: float
+    samples: float
+    """Gradient updates, and samples in their minibatches, per env step."""
+
+
+LEARNED = ("updates", "samples")
 
 
 class Meter:
@@ -78,8 +113,24 @@ class Meter:
     ) -> None:
         self.spec, self.iterations, self.env_steps, self.level = spec, iterations, env_steps, level
         self.marks: list[Mark] = []
+        self.learned: MutableSequence[int] = [0, 0]  # updates and samples
+        self.cpu_s: Callable[[], float] = time.process_time
         self._began_s = self._began_cpu_s = 0.0
         self._latest: deque[float] = deque(maxlen=WINDOW)
+
+    @contextmanager
+    def counting(self, samples: int) -> Iterator[None]:
+        """Count the steps of all of torch's optimisers inside the block. samples: of a minibatch."""
+
+        def count(*_: object) -> None:
+            self.learned[0] += 1
+            self.learned[1] += samples
+
+        hook = register_optimizer_step_post_hook(count)
+        try:
+            yield
+        finally:
+            hook.remove()
 
     def record(self, episodes: EpisodeStats) -> None:
         """Count the episodes that ran from the ordinary start with the whole time limit."""
@@ -91,11 +142,11 @@ class Meter:
 
     def boundary(self, env_steps: int) -> bool:
         """Note a boundary between two iterations; return whether the training goes on."""
-        now_s, cpu_s = time.perf_counter(), time.process_time()
+        now_s, cpu_s = time.perf_counter(), self.cpu_s()
         if not self.marks:
             self._began_s, self._began_cpu_s = now_s, cpu_s
         quality = math.fsum(self._latest) / WINDOW if len(self._latest) == WINDOW else None
-        self.marks.append(Mark(env_steps, now_s - self._began_s, cpu_s - self._began_cpu_s, quality))
+        self.marks.append(Mark(env_steps, now_s - self._began_s, cpu_s - self._began_cpu_s, *self.learned, quality))
         return not (self.reached or len(self.marks) > self.iterations or env_steps >= self.env_steps)
 
     @property
@@ -104,11 +155,12 @@ class Meter:
         quality = self.marks[-1].quality
         return quality is not None and quality >= self.level
 
-    def speeds(self, warmup: int) -> tuple[float, float]:
-        """Return the env steps per second and per CPU second after the first ``warmup`` iterations."""
+    def rates(self, warmup: int) -> Rates:
+        """Return the rates after the first ``warmup`` iterations."""
         first, last = self.marks[warmup], self.marks[-1]
-        env_steps = last.env_steps - first.env_steps
-        return env_steps / (last.wall_s - first.wall_s), env_steps / (last.cpu_s - first.cpu_s)
+        steps, wall_s = last.env_steps - first.env_steps, last.wall_s - first.wall_s
+        updates, samples = last.updates - first.updates, last.samples - first.samples
+        return Rates(steps / wall_s, steps / (last.cpu_s - first.cpu_s), updates / steps, samples / steps)
 
 
 class MeteredEnv(VecEnv):
