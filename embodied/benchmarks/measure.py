@@ -3,17 +3,19 @@
 round 1: a b c   round 2: c b a   ...      a ratio is the median over rounds of a / b within a round
 """
 
+import json
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
-from types import MappingProxyType
 from typing import Any, TypeVar
 
 from embodied.core.algorithm import Metrics
 from embodied.core.errors import one_line
 from embodied.runtime import Runtime
+from embodied.session.command import interrupt_on_signals
 from embodied.session.results.machine import machine
 
 T = TypeVar("T")
@@ -39,15 +41,12 @@ class Report:
 
     def measure(
         self, measures: Mapping[str, Callable[[], float]], rounds: int, unit: str, settings: Mapping[str, Any],
-        name: str = "{}", own: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
+        name: str = "{}",
     ) -> dict[str, list[float]]:  # fmt: skip
-        """Run measures in turns, add the median of each as a row ``name.format(measure)``; return all values.
-
-        own: settings of one measure alone.
-        """
+        """Run measures in turns, add the median of each as a row ``name.format(measure)``; return all values."""
         results = in_turns(measures, rounds)
         for measure, values in results.items():
-            self.add(name.format(measure), median(values), unit, **settings, **own.get(measure, {}), rounds=rounds)
+            self.add(name.format(measure), median(values), unit, **settings, rounds=rounds)
         return results
 
     def to_mapping(self) -> dict[str, Any]:
@@ -87,6 +86,14 @@ def trained(runtime: Runtime, warmup: int, iterations: int) -> tuple[int, float,
         if iteration.index == warmup + iterations:
             break
     return iteration.env_steps - first_step, time.perf_counter() - began_s, metrics
+
+
+def run_module(module: str, *words: str, python: str = sys.executable) -> Any:
+    """Run ``python -m module``; return the JSON value of its last line. CalledProcessError if it fails."""
+    command = [python, "-m", module, *words]
+    with interrupt_on_signals():  # ends the process, too
+        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 def built(name: str, make: Callable[[], T]) -> T | None:

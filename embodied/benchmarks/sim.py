@@ -2,8 +2,8 @@
 
     pool_over_engine_1024        pool / bare engine with gravity and timers, same envs, states and controls (``Replay``)
     pool_flatness_256_8192       pool with n envs / pool with 1,024 envs, the smallest over n
-    <pool, engine>_over_<peer>   pool, or that bare engine / bare steps of mjbatch or mjbatch_uni, which have another
-                                 MuJoCo; same envs, states and controls (embodied/benchmarks/peers/own.py)
+    pool_over_<peer>             pool / bare steps of mjbatch, mjbatch_uni with the MuJoCo of their own, as above;
+                                 also engine_over_<peer>, and engine_reduced_over_<peer> without gravity and timers
     pool_over_envpool            pool / EnvPool's PandaPickCube-v1, if installed; its control step is shorter
     warp_pool_over_engine        pool of sim=warp / the recorded kernels of MuJoCo Warp alone, as above, 64 envs
     <family>_adapter_over_bare   see embodied/benchmarks/adapters.py
@@ -18,7 +18,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from itertools import product
 from statistics import median
@@ -58,12 +58,11 @@ def measure(short: bool) -> Report:
         for model in (reference.task.scene().compile(), reference.model)
     )
     replay = Replay(reference, max(2, env_steps // reference.num_envs), CHUNK)
-    with ExitStack() as stack:
-        built_peers = {name: built(name, partial(peer_of, name.replace("_", "-"), reference)) for name in PEERS}
-        peers = {name: stack.enter_context(closing(peer)) for name, peer in built_peers.items() if peer is not None}
-        found = against_engine(report, replay, {"engine": original, "engine_reduced": reduced, **peers}, rounds)
+    peers = {name: built(name, partial(peer_of, name.replace("_", "-"), reference)) for name in PEERS}
+    engines = {"engine": original, "engine_reduced": reduced} | {name: peer for name, peer in peers.items() if peer}
+    found = against_engine(report, replay, engines, rounds)
     report.ratio("pool_over_engine_1024", paired(found["pool"], found["engine"]))
-    for peer, side in product(peers, ("pool", "engine")):
+    for side, peer in product(("pool", "engine", "engine_reduced"), found.keys() & peers.keys()):
         report.ratio(f"{side}_over_{peer}", paired(found[side], found[peer]))
     flatness(report, reference, (8, 32) if short else (256, 512, 2048, 4096, 8192), rounds, env_steps)
     against_envpool(report, 4 if short else 64, rounds, env_steps)
@@ -129,13 +128,13 @@ def against_engine(
     measures: dict[str, Callable[[], float]] = {"pool": replay.pool_speed}
     measures |= {name: partial(replay.engine_speed, batch) for name, batch in engines.items()}
     settings = {"task": TASK, "num_envs": pool.num_envs, "control_steps": replay.count, "chunk": replay.chunk}
-    own = {name: {"mujoco": batch.mujoco} for name, batch in engines.items() if isinstance(batch, PeerBatch)}
-    return report.measure(measures, rounds, SPEED, settings, f"{prefix}{{}}{suffix}", own)
+    settings |= {f"mujoco_of_{name}": it.mujoco for name, it in engines.items() if isinstance(it, PeerBatch)}
+    return report.measure(measures, rounds, SPEED, settings, f"{prefix}{{}}{suffix}")
 
 
 def peer_of(package: str, pool: MujocoPool) -> PeerBatch:
-    """Return a batch of another library with the task's own model, and sizes and threads of the pool."""
-    return PeerBatch(package, pool.task.scene(), pool.num_envs, pool.batch.nthread, pool.substeps)
+    """Return a batch of another library with the model of the pool's task and its number of threads."""
+    return PeerBatch(package, pool.task.scene(), pool.batch.nthread, pool.substeps)
 
 
 def flatness(report: Report, reference: MujocoPool, sizes: tuple[int, ...], rounds: int, env_steps: int) -> None:

@@ -12,8 +12,6 @@ What ``out=`` has already is not run again; a run of other steps takes its place
 """
 
 import json
-import subprocess
-import sys
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -22,11 +20,10 @@ from pathlib import Path
 from statistics import median
 from typing import Annotated, Any, Literal
 
-from embodied.benchmarks.measure import Report, built, note
+from embodied.benchmarks.measure import Report, built, note, run_module
 from embodied.core.errors import UserError
 from embodied.core.options import PositiveInt, Seed, config_dataclass, one_of
 from embodied.report.metrics import METRICS_FILE, read_metrics, write_json
-from embodied.session.command import interrupt_on_signals
 from embodied.session.defaults import compose_new
 
 POINTS = 40  # of a curve that is kept
@@ -157,14 +154,5 @@ def ours(task: str, total_steps: int, seed: int) -> dict[str, Any]:
 def sb3(task: str, total_steps: int, seed: int) -> dict[str, Any]:
     """Train stable-baselines3's PPO with its defaults; return the same without evaluations."""
     episodes = compose_new({"task": task}).eval_episodes
-    found = run_module("embodied.benchmarks.peers.defaults", task, *map(str, (total_steps, seed, episodes)))
+    found: dict[str, Any] = run_module("embodied.benchmarks.peers.defaults", task, *map(str, (total_steps, seed, episodes)))
     return found | {"curve": thinned(found["curve"])}
-
-
-def run_module(module: str, *words: str) -> dict[str, Any]:
-    """Run ``python -m module``; return the JSON object of its last line. CalledProcessError if it fails."""
-    command = [sys.executable, "-m", module, *words]
-    with interrupt_on_signals():  # ends the process, too
-        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
-    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return result

@@ -5,22 +5,22 @@ times are of trainers that reached the level every time. docs/benchmarks.md has 
 """
 
 import io
+import json
 import tempfile
 from collections.abc import Sequence
 from contextlib import closing, redirect_stdout, suppress
 from dataclasses import asdict, replace
 from functools import partial
-from itertools import product
 from importlib.util import find_spec
+from itertools import product
 from pathlib import Path
 from statistics import median
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from embodied.benchmarks.measure import Report, in_turns, note, paired
-from embodied.benchmarks.peers import unilab
-from embodied.benchmarks.peers.meter import LEARNED, Finished, Meter, MeteredEnv, PPOSettings, Rates
+from embodied.benchmarks.measure import Report, in_turns, note, paired, run_module
+from embodied.benchmarks.peers.meter import Finished, Mark, Meter, MeteredEnv, PPOSettings, Rates
 from embodied.benchmarks.peers.own import interpreter
 from embodied.core.errors import UserError
 from embodied.core.options import NonNegativeInt, PositiveInt, config_dataclass, one_of
@@ -34,8 +34,15 @@ from embodied.trainers.reinforcement import build
 
 PEERS = {"sb3": "stable_baselines3", "rsl_rl": "rsl_rl", "torchrl": "torchrl"}
 """Names of peers and the packages that they need."""
-OWN_PEERS = ("unilab", "unilab_own")
-"""Peers in an environment of their own: UniLab with the settings that all share, and with its own."""
+UNILAB = ("unilab", "unilab_own")
+"""Peers in an environment of their own (``own.py``): UniLab with the settings that all share, and with its own."""
+UNILAB_OWN: dict[str, Any] = {
+    "num_envs": 2048, "decisions": 24, "hidden": (512, 256, 128), "learning_rate": 1e-3, "value_coef": 1.0,
+    "entropy_coef": 0.01, "max_grad_norm": 1.0,
+}  # fmt: skip
+"""Its own settings, as far as they are in ``PPOSettings`` and differ from it; the others are in ``unilab.py``."""
+OWN_SETTINGS = ("recipe", "unilab_own")
+"""Trainers with settings of their own, which are only timed to a level."""
 
 
 @config_dataclass
@@ -43,7 +50,7 @@ class CompareOptions:
     """Options of ``bench train`` with peers."""
 
     task: str
-    peers: Annotated[tuple[Annotated[str, one_of((*PEERS, *OWN_PEERS))], ...], Field(min_length=1)]
+    peers: Annotated[tuple[Annotated[str, one_of((*PEERS, *UNILAB))], ...], Field(min_length=1)]
     ours: tuple[Literal["local", "sync", "recipe"], ...] = ("local", "sync")
     """Runtimes of ours beside them; [] for the peers alone. ``recipe``: the task's own settings, for level= alone."""
     rounds: PositiveInt = 7
@@ -62,8 +69,9 @@ class CompareOptions:
     ppo: PPOSettings = Field(default_factory=PPOSettings)
 
     def __post_init__(self) -> None:
-        if self.level is None and ("recipe" in self.ours or self.seeds > 1):
-            raise UserError("ours=recipe and seeds= are of the time to a level: give level=<success or return>")
+        if self.level is None and (set(OWN_SETTINGS) & {*self.ours, *self.peers} or self.seeds > 1):
+            what = "ours=recipe, peers=unilab_own and seeds="
+            raise UserError(f"{what} are of the time to a level: give level=<success or return>")
 
 
 def compare(options: CompareOptions, short: bool) -> Report:
@@ -74,7 +82,7 @@ def compare(options: CompareOptions, short: bool) -> Report:
     for package in PEERS.values() if set(options.peers) & PEERS.keys() else ():
         if find_spec(package) is None:
             raise missing_package(package)
-    if set(options.peers) & set(OWN_PEERS):
+    if set(options.peers) & set(UNILAB):
         interpreter("unilab-rl")
     spec = spec_of(options)
     if isinstance(spec.action, MultiDiscrete):
@@ -85,7 +93,7 @@ def compare(options: CompareOptions, short: bool) -> Report:
         raise UserError(f"peers={name}: {name} has no discrete actions, as task {options.task} needs them")
     names = (*options.ours, *options.peers)
     report = Report("train")
-    throughput(report, options, spec, [name for name in names if name != "recipe"])
+    throughput(report, options, spec, [name for name in names if name not in OWN_SETTINGS])
     if options.level is not None:
         time_to_level(report, options, spec, names, options.level)
     return report
@@ -96,7 +104,7 @@ def throughput(report: Report, options: CompareOptions, spec: EnvSpec, names: Se
 
     def rates(name: str) -> Rates:
         meter = Meter(spec, iterations=options.warmup + options.iterations)
-        with meter.counting(options.ppo.num_envs * options.ppo.decisions // options.ppo.num_minibatches):
+        with meter.counting():
             train(name, options, meter)
         found = meter.rates(options.warmup)
         note(f"{name:8s} {found}")
@@ -107,20 +115,19 @@ def throughput(report: Report, options: CompareOptions, spec: EnvSpec, names: Se
     settings |= {"torch_threads": options.threads or threads.torch_cores()}
     settings |= {"warmup": options.warmup, "iterations": options.iterations}
     for name, found in results.items():
-        learned = {f"{what}_per_step": float(f"{median(getattr(one, what) for one in found):.4g}") for what in LEARNED}
+        updates, ppo = median(one.updates for one in found), options.ppo
+        samples = updates * (ppo.num_envs * ppo.decisions // ppo.num_minibatches)
+        learned = {"updates_per_step": round(updates, 6), "samples_per_step": round(samples, 3)}
         of_rounds = [round(one.wall) for one in found]
         report.add(f"train_{name}", median(of_rounds), "env steps/s", **settings, **learned, of_rounds=of_rounds)
         report.add(f"train_{name}_cpu", median(one.cpu for one in found), "env steps/CPU s", **settings)
-    for mine, peer in product(set(names) - set(options.peers), options.peers):
+    for mine, peer in product([name for name in options.ours if name != "recipe"], set(options.peers) & set(names)):
         pairs = list(zip(results[mine], results[peer], strict=True))
-        report.ratio(f"{mine}_over_{peer}", median(ours.wall / theirs.wall for ours, theirs in pairs))
-        cpu = median(ours.cpu / theirs.cpu for ours, theirs in pairs)
+        report.ratio(f"{mine}_over_{peer}", median(one.wall / other.wall for one, other in pairs))
+        cpu = median(one.cpu / other.cpu for one, other in pairs)
         report.add(f"{mine}_over_{peer}_cpu", cpu, "ratio of env steps/CPU s")
-        for what in LEARNED:
-            both = median(
-                ours.wall * getattr(ours, what) / (theirs.wall * getattr(theirs, what)) for ours, theirs in pairs
-            )
-            report.add(f"{mine}_over_{peer}_{what}", both, f"ratio of {what}/s")
+        updates = median(one.wall * one.updates / (other.wall * other.updates) for one, other in pairs)
+        report.add(f"{mine}_over_{peer}_updates", updates, "ratio of gradient updates/s")
     if {"local", "sync"} <= results.keys():
         speeds = ([one.wall for one in results[name]] for name in ("local", "sync"))
         report.ratio("local_over_sync", paired(*speeds))
@@ -137,7 +144,7 @@ def time_to_level(report: Report, options: CompareOptions, spec: EnvSpec, names:
             note(f"{name}: {runs[name][-1]}")
     seconds = {name: median(run["wall_s"] for run in of_name) for name, of_name in runs.items()}
     for name, of_name in runs.items():
-        settings = {"task": options.task} if name == "recipe" else {"task": options.task, **asdict(options.ppo)}
+        settings = {"task": options.task} | ({} if name in OWN_SETTINGS else asdict(options.ppo))
         settings |= {"level": level, "of": "success" if spec.has_success else "return", "runs": of_name}
         report.add(f"time_{name}", seconds[name], "s", **settings)
     reached = {name for name, of_name in runs.items() if all(run["reached"] for run in of_name)}
@@ -152,8 +159,14 @@ def train(name: str, options: CompareOptions, meter: Meter) -> None:
     if name in PEERS:
         train_peer(name, options, meter)
         return
-    if name in OWN_PEERS:
-        unilab.train(options, meter, own=name == "unilab_own")
+    if name in UNILAB:
+        own = name == "unilab_own"
+        if own:
+            options = replace(options, ppo=replace(options.ppo, **UNILAB_OWN))
+        limits = {key: getattr(meter, key) for key in ("iterations", "env_steps", "level")}
+        request = json.dumps({"options": asdict(options), "limits": limits, "own": own})
+        found = run_module("embodied.benchmarks.peers.unilab", request, python=interpreter("unilab-rl"))
+        meter.marks = [Mark(**mark) for mark in found]
         return
     parts: dict[str, Any] = {f"runtime.{part}_threads": options.threads for part in ("actor", "learner")}
     if name != "recipe":

@@ -84,47 +84,44 @@ class Mark:
     cpu_s: float
     """Env steps, seconds, and CPU seconds of all threads of this process, since the first boundary."""
     updates: int
-    samples: int
-    """Gradient updates since the first boundary, and the samples in their minibatches."""
+    """Gradient updates so far."""
     quality: float | None
     """Share of the latest ``WINDOW`` whole episodes that succeeded at their end, or their mean return for a task
     without success; None before there are so many."""
 
 
 class Rates(NamedTuple):
-    """What a training does in an iteration after the warm-up."""
+    """What a training does in its iterations after the warm-up."""
 
     wall: float
     cpu: float
     """Env steps per second and per CPU second."""
     updates: float
-    samples: float
-    """Gradient updates, and samples in their minibatches, per env step."""
-
-
-LEARNED = ("updates", "samples")
+    """Gradient updates per env step."""
 
 
 class Meter:
-    """Clock and statistics of a training, which ends after iterations, env_steps or at a quality of ``level``."""
+    """Clock and statistics of a training, which ends after iterations, env_steps or at a quality of ``level``.
+
+    updates: counter [1]. cpu_s: clock of the CPU seconds. Both may be of several processes.
+    """
 
     def __init__(
-        self, spec: EnvSpec, iterations: float = math.inf, env_steps: float = math.inf, level: float = math.inf
-    ) -> None:
+        self, spec: EnvSpec, iterations: float = math.inf, env_steps: float = math.inf, level: float = math.inf,
+        updates: MutableSequence[int] | None = None, cpu_s: Callable[[], float] = time.process_time,
+    ) -> None:  # fmt: skip
         self.spec, self.iterations, self.env_steps, self.level = spec, iterations, env_steps, level
         self.marks: list[Mark] = []
-        self.learned: MutableSequence[int] = [0, 0]  # updates and samples
-        self.cpu_s: Callable[[], float] = time.process_time
+        self.updates, self._cpu_s = [0] if updates is None else updates, cpu_s
         self._began_s = self._began_cpu_s = 0.0
         self._latest: deque[float] = deque(maxlen=WINDOW)
 
     @contextmanager
-    def counting(self, samples: int) -> Iterator[None]:
-        """Count the steps of all of torch's optimisers inside the block. samples: of a minibatch."""
+    def counting(self) -> Iterator[None]:
+        """Count the steps of all of torch's optimisers inside the block."""
 
         def count(*_: object) -> None:
-            self.learned[0] += 1
-            self.learned[1] += samples
+            self.updates[0] += 1
 
         hook = register_optimizer_step_post_hook(count)
         try:
@@ -142,11 +139,12 @@ class Meter:
 
     def boundary(self, env_steps: int) -> bool:
         """Note a boundary between two iterations; return whether the training goes on."""
-        now_s, cpu_s = time.perf_counter(), self.cpu_s()
+        now_s, cpu_s = time.perf_counter(), self._cpu_s()
         if not self.marks:
             self._began_s, self._began_cpu_s = now_s, cpu_s
         quality = math.fsum(self._latest) / WINDOW if len(self._latest) == WINDOW else None
-        self.marks.append(Mark(env_steps, now_s - self._began_s, cpu_s - self._began_cpu_s, *self.learned, quality))
+        wall_s, cpu_s = now_s - self._began_s, cpu_s - self._began_cpu_s
+        self.marks.append(Mark(env_steps, wall_s, cpu_s, self.updates[0], quality))
         return not (self.reached or len(self.marks) > self.iterations or env_steps >= self.env_steps)
 
     @property
@@ -159,8 +157,7 @@ class Meter:
         """Return the rates after the first ``warmup`` iterations."""
         first, last = self.marks[warmup], self.marks[-1]
         steps, wall_s = last.env_steps - first.env_steps, last.wall_s - first.wall_s
-        updates, samples = last.updates - first.updates, last.samples - first.samples
-        return Rates(steps / wall_s, steps / (last.cpu_s - first.cpu_s), updates / steps, samples / steps)
+        return Rates(steps / wall_s, steps / (last.cpu_s - first.cpu_s), (last.updates - first.updates) / steps)
 
 
 class MeteredEnv(VecEnv):

@@ -1,4 +1,4 @@
-"""Libraries in virtual environments of their own, ``make peers``: they pin other versions than ours."""
+"""Libraries in virtual environments of their own (``make peers``): they need other versions than ours."""
 
 import subprocess
 import sys
@@ -13,43 +13,29 @@ from embodied.core.errors import UserError
 
 
 def interpreter(package: str) -> str:
-    """Return the Python of a library's environment; UserError if ``make peers`` has not built it."""
+    """Return the Python of a library's environment; UserError if there is none."""
     python = Path(sys.prefix) / "peers" / package / "bin" / "python"
     if not python.exists():
-        raise UserError(f"{package} is not installed in {python.parent.parent}: make peers VENV={sys.prefix}")
+        raise UserError(f"{package} is not installed in {python.parents[1]}: make peers VENV={sys.prefix}")
     return str(python)
 
 
 class PeerBatch:
-    """A batch of ``mjbatch`` or ``mjbatch-uni`` in a process of its own; see ``replay.py``."""
+    """A batch of ``mjbatch`` or ``mjbatch-uni``, which every replay builds in a process of its own (``replay.py``)."""
 
-    def __init__(self, package: str, scene: MjSpec, num_sims: int, num_threads: int, substeps: int) -> None:
-        python = interpreter(package)
+    def __init__(self, package: str, scene: MjSpec, num_threads: int, substeps: int) -> None:
+        self._python, self._numbers = interpreter(package), [str(num_threads), str(substeps)]
         self._folder = TemporaryDirectory()
         self.folder = Path(self._folder.name)
-        # ``pos`` is the default input of an actuator; earlier versions of MuJoCo do not know the attribute.
+        # ``pos`` is an actuator's default input; earlier versions of MuJoCo do not know the attribute.
         (self.folder / "model.xml").write_text(scene.to_xml().replace(' input="pos"', ""))
-        script, numbers = Path(__file__).with_name("replay.py"), map(str, (num_sims, num_threads, substeps))
-        self._process = subprocess.Popen(
-            [python, "-I", script, self.folder, *numbers], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
-        self.mujoco = self._read()
+        self.mujoco = self._run("-c", "import mujoco; print(mujoco.__version__)").strip()
 
     def replay(self, start: NDArray[np.float64], controls: NDArray[np.float64]) -> float:
         """Step from ``start`` [N, S] with ``controls`` [T, N, U]; return the seconds."""
         np.save(self.folder / "start.npy", start)
         np.save(self.folder / "controls.npy", controls)
-        assert self._process.stdin is not None
-        print(file=self._process.stdin, flush=True)
-        return float(self._read())
+        return float(self._run(str(Path(__file__).with_name("replay.py")), str(self.folder), *self._numbers))
 
-    def _read(self) -> str:
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        if not line:
-            raise RuntimeError(f"{self._process.args!s} ended")
-        return line.strip()
-
-    def close(self) -> None:
-        self._process.communicate()
-        self._folder.cleanup()
+    def _run(self, *words: str) -> str:
+        return subprocess.check_output([self._python, "-I", *words], text=True)

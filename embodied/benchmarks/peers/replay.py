@@ -1,8 +1,8 @@
 """Replay recorded controls in a batch of the library ``mjbatch``, which needs another version of MuJoCo than ours.
 
-    <its own python> -I replay.py <folder with model.xml> <simulations> <threads> <substeps>
-    stdin     a line for each replay, before which the folder has start.npy [N, S] and controls.npy [T, N, U]
-    stdout    MuJoCo's version, then the seconds of each replay, after which the folder has end.npy [N, S]
+<its own python> -I replay.py <folder> <threads> <substeps>     prints the seconds of the second of two replays
+
+The folder has model.xml, start.npy [N, S] and controls.npy [T, N, U], and gets end.npy [N, S].
 """
 
 import sys
@@ -14,19 +14,16 @@ import numpy as np
 from mjbatch import Batch
 
 if __name__ == "__main__":
-    folder = Path(sys.argv[1])
-    num_sims, num_threads, substeps = map(int, sys.argv[2:])
-    batch = Batch(mujoco.MjModel.from_xml_path(str(folder / "model.xml")), num_sims, num_threads)
+    folder, num_threads, substeps = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+    start, controls = np.load(folder / "start.npy"), np.load(folder / "controls.npy")
+    batch = Batch(mujoco.MjModel.from_xml_path(str(folder / "model.xml")), len(start), num_threads)
     state, ctrl, force = map(batch.bind, ("state", "ctrl", "xfrc_applied"))
-    print(mujoco.__version__, flush=True)
-    for _ in sys.stdin:
-        state[:] = np.load(folder / "start.npy")
-        force[:] = 0  # the weights that the pool applies; this model has gravity
-        controls = np.load(folder / "controls.npy")
+    for _ in range(2):
+        state[:], force[:] = start, 0  # no weights that the pool applies: this model has gravity
         began_s = time.perf_counter()
         for control in controls:
             ctrl[:] = control
             batch.step(nstep=substeps)
         seconds = time.perf_counter() - began_s
-        np.save(folder / "end.npy", state)
-        print(seconds, flush=True)
+    np.save(folder / "end.npy", state)
+    print(seconds)
