@@ -1,6 +1,7 @@
 # make train   set up what is missing, then train (ARGS="task=reach total_steps=20000" passes overrides on)
 # make test    set up what is missing, then lint, type check, import rules and the tests, in WORKERS=2 processes
 #              (ARGS="-m 'not slow'"); without the GPU, whose results are not exact, then those of devices with it
+# make peers   install the libraries that are only measured (docs/benchmarks.md)
 # make docs    build the site of docs/ and the API reference in build/site
 #
 # Set-up goes to stderr, so that the last line of stdout stays the command's JSON result.
@@ -13,7 +14,7 @@ ARGS   ?=
 WORKERS ?= 2
 PIP    := $(BIN)/python -m pip install --disable-pip-version-check --quiet --constraint constraints.txt
 
-.PHONY: train test lint docs clean
+.PHONY: train test lint peers docs clean
 .DELETE_ON_ERROR:
 
 train: $(VENV)/.installed
@@ -69,6 +70,20 @@ $(VENV)/so101: | $(BIN)/python
 # Robots that configs/robot/ describes. That of the UR5e, robosuite, is too large.
 $(VENV)/arms: | $(BIN)/python
 	@$(BIN)/python -m pip install --disable-pip-version-check --quiet --no-deps --target $@ mjlab==1.6.0 gym-xarm==0.1.1 1>&2
+
+# Libraries that are measured beside ours, each in an environment of its own: mjbatch needs other versions of MuJoCo.
+# What they lack comes from our environment.
+PEERS := $(VENV)/peers
+peers: $(PEERS)/mjbatch $(PEERS)/mjbatch-uni $(PEERS)/unilab-rl
+$(PEERS)/mjbatch: PACKAGES := mjbatch==0.1.4 mujoco==3.14.0
+$(PEERS)/mjbatch-uni: PACKAGES := mjbatch-uni==0.2.5 mujoco==3.11.0
+$(PEERS)/unilab-rl: PACKAGES := unilab-rl==1.4.15
+$(PEERS)/%: | $(VENV)/.installed-dev
+	@echo "installing $(PACKAGES) in $@" >&2
+	@$(BIN)/python -m venv --clear $@ 1>&2
+	@$@/bin/python -m pip install --disable-pip-version-check --quiet --no-deps $(PACKAGES) 1>&2
+	@$(BIN)/python -c 'import sysconfig; print("import site; site.addsitedir(%r)" % sysconfig.get_path("purelib"))' \
+		> $$($@/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/project.pth
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .import_linter_cache

@@ -154,5 +154,7 @@ def ours(task: str, total_steps: int, seed: int) -> dict[str, Any]:
 def sb3(task: str, total_steps: int, seed: int) -> dict[str, Any]:
     """Train stable-baselines3's PPO with its defaults; return the same without evaluations."""
     episodes = compose_new({"task": task}).eval_episodes
-    found: dict[str, Any] = run_module("embodied.benchmarks.peers.defaults", task, *map(str, (total_steps, seed, episodes)))
+    found: dict[str, Any] = run_module(
+        "embodied.benchmarks.peers.defaults", task, *map(str, (total_steps, seed, episodes))
+    )
     return found | {"curve": thinned(found["curve"])}

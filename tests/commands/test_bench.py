@@ -17,9 +17,10 @@ from embodied import bench
 from embodied.benchmarks import adapters, gpu, suite, train
 from embodied.benchmarks.asynchrony import ARRIVAL, ASYNC, SYNC, Mode, Setup, measured
 from embodied.benchmarks.measure import Report, in_turns, paired
-from embodied.benchmarks.sim import Replay
+from embodied.benchmarks.sim import PEERS, Replay, peer_of
 from embodied.benchmarks.train import Costs, bound
 from embodied.core.config import parse_overrides
+from embodied.core.errors import UserError
 from embodied.envs import make_pool, make_sampler
 from embodied.session.config import compose_run
 from tests.commands.helpers import SMALL, run
@@ -30,7 +31,8 @@ SIM_RATIOS = {
     "warp_pool_over_engine", "envpool_adapter_over_paused", "gym_light_1024_adapter_over_bare",
     "envpool_1024_adapter_over_bare", "envpool_1024_adapter_over_paused",
 }  # fmt: skip
-OF_OTHERS = {name for name in SIM_RATIOS if any(other in name for other in ("envpool", "maniskill", "warp"))}
+SIM_RATIOS |= {f"{ours}_over_{peer}" for ours in ("pool", "engine", "engine_reduced") for peer in PEERS}
+OF_OTHERS = {name for name in SIM_RATIOS if any(other in name for other in ("envpool", "maniskill", "warp", "mjbatch"))}
 
 ASYNC_RATIOS = {
     "tail_over_sync", "tail_over_bound", "tail_async_2_over_bound", "inference_over_bound", "robot_over_bound",
@@ -144,6 +146,23 @@ def test_the_bare_engine_computes_what_the_pool_computed(original: bool) -> None
         assert replay.pool_speed() > 0
         assert replay.engine_speed(batch) > 0
         np.testing.assert_allclose(batch.bind("qpos"), pool.batch.bind("qpos"), atol=1e-9)
+
+
+@pytest.mark.parametrize("package", ["mjbatch", "mjbatch-uni"])
+def test_the_batch_of_another_library_computes_the_same(package: str) -> None:
+    """Up to the digits of the model's XML; with gravity, which the pool replaces by forces."""
+    pool = make_pool("pick_place", {}, num_envs=4, num_threads=1)
+    try:
+        peer = peer_of(package, pool)
+    except UserError as error:
+        pytest.skip(str(error))
+    pool.reset(make_sampler(pool))
+    replay, batch = Replay(pool, 6, chunk=2), Batch(pool.task.scene().compile(), 4, 1)
+    replay.pool_speed()
+    assert min(replay.engine_speed(batch), replay.engine_speed(peer)) > 0
+    size = 1 + pool.model.nq
+    np.testing.assert_allclose(np.load(peer.folder / "end.npy")[:, :size], batch.state[:, :size], atol=1e-5)
+    assert peer.mujoco.startswith("3.")
 
 
 def test_measures_take_turns_and_ratios_are_of_the_same_round() -> None:

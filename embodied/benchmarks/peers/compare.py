@@ -36,11 +36,6 @@ PEERS = {"sb3": "stable_baselines3", "rsl_rl": "rsl_rl", "torchrl": "torchrl"}
 """Names of peers and the packages that they need."""
 UNILAB = ("unilab", "unilab_own")
 """Peers in an environment of their own (``own.py``): UniLab with the settings that all share, and with its own."""
-UNILAB_OWN: dict[str, Any] = {
-    "num_envs": 2048, "decisions": 24, "hidden": (512, 256, 128), "learning_rate": 1e-3, "value_coef": 1.0,
-    "entropy_coef": 0.01, "max_grad_norm": 1.0,
-}  # fmt: skip
-"""Its own settings, as far as they are in ``PPOSettings`` and differ from it; the others are in ``unilab.py``."""
 OWN_SETTINGS = ("recipe", "unilab_own")
 """Trainers with settings of their own, which are only timed to a level."""
 
@@ -67,6 +62,16 @@ class CompareOptions:
     """Threads of torch in every trainer; 0: all cores, and in ``local`` its own choice. On cores that other programs
     also use, only 1 compares: torch slows down sharply where its threads share cores."""
     ppo: PPOSettings = Field(default_factory=PPOSettings)
+    unilab: PPOSettings = PPOSettings(
+        num_envs=2048,
+        decisions=24,
+        hidden=(512, 256, 128),
+        learning_rate=1e-3,
+        value_coef=1.0,
+        entropy_coef=0.01,
+        max_grad_norm=1.0,
+    )
+    """Settings of ``unilab_own``: those of unilab/conf/appo/config.yaml of unilab 1.5.2; the rest is in unilab.py."""
 
     def __post_init__(self) -> None:
         if self.level is None and (set(OWN_SETTINGS) & {*self.ours, *self.peers} or self.seeds > 1):
@@ -77,8 +82,8 @@ class CompareOptions:
 def compare(options: CompareOptions, short: bool) -> Report:
     """Measure; ``short`` shows that it works. UserError for a missing library, or one that cannot learn the task."""
     if short:
-        small = replace(options.ppo, num_envs=8, decisions=8, epochs=1)
-        options = replace(options, ppo=small, rounds=1, iterations=1, warmup=1, total_steps=256)
+        ppo, own = (replace(one, num_envs=8, decisions=8, epochs=1) for one in (options.ppo, options.unilab))
+        options = replace(options, ppo=ppo, unilab=own, rounds=1, iterations=1, warmup=1, total_steps=256)
     for package in PEERS.values() if set(options.peers) & PEERS.keys() else ():
         if find_spec(package) is None:
             raise missing_package(package)
@@ -161,8 +166,7 @@ def train(name: str, options: CompareOptions, meter: Meter) -> None:
         return
     if name in UNILAB:
         own = name == "unilab_own"
-        if own:
-            options = replace(options, ppo=replace(options.ppo, **UNILAB_OWN))
+        options = replace(options, ppo=replace(options.unilab, seed=options.ppo.seed)) if own else options
         limits = {key: getattr(meter, key) for key in ("iterations", "env_steps", "level")}
         request = json.dumps({"options": asdict(options), "limits": limits, "own": own})
         found = run_module("embodied.benchmarks.peers.unilab", request, python=interpreter("unilab-rl"))

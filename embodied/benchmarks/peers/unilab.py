@@ -34,10 +34,7 @@ from embodied.runtime import threads
 
 
 def train(options: CompareOptions, limits: dict[str, float], own: bool) -> list[dict[str, Any]]:
-    """Train until the limits of a ``Meter``; return its marks. own: with what UniLab sets itself.
-
-    Its own settings are those of unilab/conf/appo/config.yaml of unilab 1.5.2.
-    """
+    """Train until the limits of a ``Meter``; return its marks. own: what ``PPOSettings`` lacks is as UniLab sets it."""
     ppo, num_threads = options.ppo, options.threads or max(1, threads.torch_cores() // 2)
     threads.use(num_threads)
     config = rsl_rl_settings(ppo)
