@@ -1,8 +1,9 @@
 """Measure speed and memory: ``python -m embodied.bench <what> [key=value ...]``
 
-  sim          pool of environments, compared with the bare engine and with other libraries; memory
+  sim          pool of environments, compared with the bare engine and with other libraries; memory; parts= chooses
+               from engine,flatness,envpool,warp,adapters,memory; ``make peers`` adds mjbatch and mjbatch-uni
   train        training throughput, compared with the bound that the costs of its parts set; local compared with sync
-  train task=<task> peers=sb3,rsl_rl,torchrl
+  train task=<task> peers=sb3,rsl_rl,torchrl,unilab
                training throughput compared with PPO of other libraries on the same task, with the same settings;
                level=<success or return>, total_steps= also time them to a level; rounds=, ppo.num_envs=, ...
   async        asynchronous training, compared with synchronous training and with the bound: simulators with
@@ -37,15 +38,15 @@ BENCHMARKS = {
     "async": "embodied.benchmarks.asynchrony:measure",
     "deploy": "embodied.benchmarks.deploy:measure",
     "ray": "embodied.benchmarks.train:measure_ray",
-    "sim": "embodied.benchmarks.sim:measure",
     "train": "embodied.benchmarks.train:measure",
 }
 """Functions ``measure(short)`` that return a ``Report``. Their modules import torch."""
 WITH_OPTIONS = {
     "gpu": ("embodied.benchmarks.gpu:measure", "embodied.benchmarks.gpu:GpuOptions"),
+    "sim": ("embodied.benchmarks.sim:measure", "embodied.benchmarks.sim:SimOptions"),
     "suite": ("embodied.benchmarks.suite:measure_suite", "embodied.benchmarks.suite:SuiteOptions"),
 }
-"""Functions ``measure(options, short, out)`` that write to ``out`` themselves, and their options."""
+"""Functions ``measure(options, short, out)``, which may write what they have to ``out``, and their options."""
 LISTS = ("ours", "peers", "parts", "tasks")
 
 

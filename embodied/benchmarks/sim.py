@@ -21,8 +21,9 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from itertools import product
+from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
@@ -32,6 +33,7 @@ from torch import Tensor
 from embodied.benchmarks import adapters
 from embodied.benchmarks.measure import Report, built, in_turns, paired, timed
 from embodied.benchmarks.peers.own import PeerBatch
+from embodied.core.options import config_dataclass
 from embodied.envs import TASKS, MujocoPool, make_pool, make_sampler
 from embodied.envs.mujoco.config import WarpConfig
 from embodied.envs.mujoco.engine import timers
@@ -44,32 +46,50 @@ ENVPOOL_ID, ENVPOOL_PEER = "PandaPickCube-v1", "lift"
 PEERS = ("mjbatch", "mjbatch_uni")
 CHUNK = 4
 SPEED = "control steps/s"
+Part = Literal["engine", "flatness", "envpool", "warp", "adapters", "memory"]
 
 
-def measure(short: bool) -> Report:
-    """Measure all ratios and rows; ``short`` only shows that it works."""
+@config_dataclass
+class SimOptions:
+    """Options after ``bench sim``."""
+
+    parts: tuple[Part, ...] = get_args(Part)
+
+
+def measure(options: SimOptions, short: bool, out: Path | None) -> Report:
+    """Measure the ratios and rows of the parts; ``short`` only shows that it works."""
     report = Report("sim")
     threads.use(1)  # as an env worker does
     rounds, env_steps = (2, 64) if short else (9, 16_384)
     reference = _pool(TASK, 16 if short else 1024)
     _speed(reference, 40)
+    measures: dict[Part, Callable[[], None]] = {
+        "engine": partial(engine, report, reference, rounds, env_steps),
+        "flatness": partial(
+            flatness, report, reference, (8, 32) if short else (256, 512, 2048, 4096, 8192), rounds, env_steps
+        ),
+        "envpool": partial(against_envpool, report, 4 if short else 64, rounds, env_steps),
+        "warp": partial(against_warp, report, "warp_pool_over_engine", *((2, 2, 2) if short else (64, 9, 16))),
+        "adapters": partial(adapters.measure, report, short),
+        "memory": partial(memory, report, 32 if short else 4096),
+    }
+    for part in options.parts:
+        measures[part]()
+    return report
+
+
+def engine(report: Report, pool: MujocoPool, rounds: int, env_steps: int) -> None:
+    """Compare the pool with its engine, bare, and with the batches of other libraries that are installed."""
     original, reduced = (  # of the task's own model, and of the pool's (embodied/envs/mujoco/engine.py)
-        Batch(model, reference.num_envs, reference.batch.nthread)
-        for model in (reference.task.scene().compile(), reference.model)
+        Batch(model, pool.num_envs, pool.batch.nthread) for model in (pool.task.scene().compile(), pool.model)
     )
-    replay = Replay(reference, max(2, env_steps // reference.num_envs), CHUNK)
-    peers = {name: built(name, partial(peer_of, name.replace("_", "-"), reference)) for name in PEERS}
+    replay = Replay(pool, max(2, env_steps // pool.num_envs), CHUNK)
+    peers = {name: built(name, partial(peer_of, name.replace("_", "-"), pool)) for name in PEERS}
     engines = {"engine": original, "engine_reduced": reduced} | {name: peer for name, peer in peers.items() if peer}
     found = against_engine(report, replay, engines, rounds)
     report.ratio("pool_over_engine_1024", paired(found["pool"], found["engine"]))
     for side, peer in product(("pool", "engine", "engine_reduced"), found.keys() & peers.keys()):
         report.ratio(f"{side}_over_{peer}", paired(found[side], found[peer]))
-    flatness(report, reference, (8, 32) if short else (256, 512, 2048, 4096, 8192), rounds, env_steps)
-    against_envpool(report, 4 if short else 64, rounds, env_steps)
-    against_warp(report, "warp_pool_over_engine", 2 if short else 64, rounds, 2 if short else 16)
-    adapters.measure(report, short)
-    memory(report, 32 if short else 4096)
-    return report
 
 
 class Replay:
