@@ -38,9 +38,13 @@ def bound_outliers(x: Tensor) -> Tensor:
     """
     center = x.median(0).values
     distance = (x - center).abs()
-    usual = distance.kthvalue(ceil((1 - OUTLIER_SHARE) * len(x)), dim=0).values
-    moved = distance.masked_fill(distance <= ROUNDING * center.abs(), torch.nan).nanmedian(0).values
-    reach = OUTLIER_FACTOR * torch.maximum(usual, moved.nan_to_num(0.0))
+    rank = ceil((1 - OUTLIER_SHARE) * len(x))
+    usual, still = distance.kthvalue(rank, dim=0).values, distance <= ROUNDING * center.abs()
+    rare = (~still).sum(0) // 2 < len(x) - rank  # elsewhere the median of those that are not 0 is no larger
+    if bool(rare.any()):
+        moved = distance[:, rare].masked_fill(still[:, rare], torch.nan).nanmedian(0).values
+        usual[rare] = torch.maximum(usual[rare], moved.nan_to_num(0.0))
+    reach = OUTLIER_FACTOR * usual
     return x.clamp(center - reach, center + reach)
 
 
