@@ -74,16 +74,17 @@ $(VENV)/arms: | $(BIN)/python
 # Libraries that are measured beside ours, each in an environment of its own: mjbatch needs other versions of MuJoCo.
 # What they lack comes from our environment.
 PEERS := $(VENV)/peers
-peers: $(PEERS)/mjbatch $(PEERS)/mjbatch-uni $(PEERS)/unilab-rl
-$(PEERS)/mjbatch: PACKAGES := mjbatch==0.1.4 mujoco==3.14.0
-$(PEERS)/mjbatch-uni: PACKAGES := mjbatch-uni==0.2.5 mujoco==3.11.0
-$(PEERS)/unilab-rl: PACKAGES := unilab-rl==1.4.15
-$(PEERS)/%: | $(VENV)/.installed-dev
-	@echo "installing $(PACKAGES) in $@" >&2
-	@$(BIN)/python -m venv --clear $@ 1>&2
-	@$@/bin/python -m pip install --disable-pip-version-check --quiet --no-deps $(PACKAGES) 1>&2
+peers: $(PEERS)/mjbatch/.installed $(PEERS)/mjbatch-uni/.installed $(PEERS)/unilab-rl/.installed
+$(PEERS)/mjbatch/.installed: PACKAGES := mjbatch==0.1.4 mujoco==3.14.0
+$(PEERS)/mjbatch-uni/.installed: PACKAGES := mjbatch-uni==0.2.5 mujoco==3.11.0
+$(PEERS)/unilab-rl/.installed: PACKAGES := unilab-rl==1.4.15
+$(PEERS)/%/.installed: | $(VENV)/.installed-dev
+	@echo "installing $(PACKAGES) in $(@D)" >&2
+	@$(BIN)/python -m venv --clear $(@D) 1>&2
+	@$(@D)/bin/python -m pip install --disable-pip-version-check --quiet --no-deps $(PACKAGES) 1>&2
 	@$(BIN)/python -c 'import sysconfig; print("import site; site.addsitedir(%r)" % sysconfig.get_path("purelib"))' \
-		> $$($@/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/project.pth
+		> $$($(@D)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/project.pth
+	@touch $@
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .import_linter_cache
