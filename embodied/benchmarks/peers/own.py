@@ -28,7 +28,8 @@ class PeerBatch:
         self._folder = TemporaryDirectory()
         self.folder = Path(self._folder.name)
         # ``pos`` is an actuator's default input; earlier versions of MuJoCo do not know the attribute.
-        (self.folder / "model.xml").write_text(scene.to_xml().replace(' input="pos"', ""))
+        xml = scene.to_xml().replace(' input="pos"', "")
+        (self.folder / "model.xml").write_text(xml, encoding="utf-8")
         self.mujoco = self._run("-c", "import mujoco; print(mujoco.__version__)").strip()
 
     def replay(self, start: NDArray[np.float64], controls: NDArray[np.float64]) -> float:
