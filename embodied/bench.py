@@ -78,6 +78,8 @@ def bench(argv: Sequence[str]) -> dict[str, Any]:
         report = compare(from_mapping(CompareOptions, nest(values)), options.short)
     elif argv[0] in WITH_OPTIONS:
         measure, options_class = map(resolve_name, WITH_OPTIONS[argv[0]])
+        for key in values.keys() - (known := options_class.__dataclass_fields__.keys()):
+            raise unknown_name("option", key, [*known, *BenchOptions.__dataclass_fields__])
         report = measure(from_mapping(options_class, values), options.short, out)
     else:
         report = resolve_name(BENCHMARKS[argv[0]])(options.short)
