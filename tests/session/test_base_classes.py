@@ -10,9 +10,6 @@ from torch import nn
 
 from embodied.algos import ALGORITHMS
 from embodied.algos.config import PPOConfig
-from embodied.core import protocols
-from embodied.core.algorithm import Algorithm
-from embodied.core.env import VecEnv
 from embodied.core.errors import UserError
 from embodied.core.policy import Policy
 from embodied.core.registry import Entry
@@ -87,7 +84,3 @@ def test_an_algorithm_without_the_base_class_is_refused(monkeypatch: pytest.Monk
         build(config, tmp_path)
     assert str(refused.value).startswith("algo=ppo: class ")
     assert str(refused.value).endswith("must inherit Algorithm (from embodied.core.algorithm import Algorithm)")
-
-
-def test_the_names_of_the_former_module_still_lead_to_the_base_classes() -> None:
-    assert (protocols.VecEnv, protocols.Policy, protocols.Algorithm) == (VecEnv, Policy, Algorithm)
