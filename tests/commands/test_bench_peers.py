@@ -165,7 +165,7 @@ def test_the_level_is_that_of_whole_episodes() -> None:
         (["peers=sb3"], "task is missing"),
         (
             ["task=reach", "peers=sb4"],
-            "got 'sb4', torchrl, unilab, unilab_own. Did you mean 'sb3'?",
+            "got 'sb4', allowed: rsl_rl, sb3, torchrl, unilab, unilab_own. Did",
         ),
         (["task=reech", "peers=sb3"], "unknown task 'reech'. Did you mean 'reach'?"),
         (["task=reach", "peers=sb3", "ppo.epochs=0"], "ppo.epochs: got 0, allowed: at least 1"),
