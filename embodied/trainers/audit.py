@@ -229,7 +229,7 @@ def check_environment(audit: Audit) -> Result:
     """The environment keeps the contract of a VecEnv (envs/checks)."""
     make = partial(factories.make_env, audit.config, num_threads=threads.available_cores(), run_dir=audit.folder)
     results = run_checks(make, 4, 0, RESETS, STEPS, audit.began_s + audit.seconds - time.monotonic())
-    broken = [f"{result.name} ({result.why})" for result in results if not result.passed]
+    broken = [f"{result.name} ({result.why})" for result in results if result.passed is False]
     if broken:
         audit.need(0)  # otherwise they have failed for lack of time
     return count("rules are broken", broken)

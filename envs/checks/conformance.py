@@ -260,7 +260,8 @@ class Result:
     """Result of the check ``name``."""
 
     name: str
-    passed: bool
+    passed: bool | None
+    """None: not reached."""
     why: str = ""
     """The rule that is broken, or why there was nothing to check."""
 
@@ -297,7 +298,7 @@ def run_checks(
         last = ""
         for name, check in CHECKS.items():
             if trial.broken:
-                yield Result(name, False, f"not reached: see {last}")
+                yield Result(name, None, f"not reached: see {last}")
                 continue
             last = name
             try:

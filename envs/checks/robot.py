@@ -9,7 +9,7 @@ from torch import Tensor
 
 from embodied.core.arm import Chain
 from embodied.core.env import VecEnv
-from embodied.core.errors import UserError
+from embodied.core.errors import UserError, describe_error
 from embodied.envs.checks.conformance import Result
 from embodied.envs.episodes.registry import SamplerSetup, UniformConfig
 from embodied.envs.episodes.sampler import UniformSampler
@@ -17,6 +17,7 @@ from embodied.envs.episodes.seeding import EpisodeRng
 from embodied.envs.mujoco.pool import MujocoPool
 from embodied.envs.mujoco.robots.gripper_description import GripperDescription
 from embodied.envs.mujoco.robots.jaws import measure_jaws
+from embodied.envs.tasks.base import Task
 
 EPISODES, SOLVED, HELD = 200, 0.95, 0.9  # HELD: chance that objects in the hand stay there
 TILT_DEG, STILL_M, SUNK_M = 30.0, 0.002, 0.05  # SUNK_M: of an arm as large as the Panda
@@ -25,25 +26,35 @@ Finding = tuple[bool, str, str]
 
 
 def check_robot(pool: VecEnv) -> Iterator[Result]:
-    """Yield the results of all checks of the task's robot that apply. pool: ``EPISODES`` envs of a task of ours."""
+    """Yield the results of all checks of the task's robot that apply. pool: ``EPISODES`` envs of a task of ours.
+
+    None if episodes cannot begin: ``run_checks`` then says why.
+    """
     if not isinstance(pool, MujocoPool):
         return
     robots: Sequence[Any] = getattr(pool.task.robot, "robots", (pool.task.robot,))
     robot, task = robots[0], pool.task  # two robots are the same but for their places
     if not isinstance(robot, GripperDescription):
         return
-    checks: dict[str, Callable[[], Finding]] = {"ik": lambda: _ik(pool, robots), "fingers": lambda: _fingers(robot)}
+    try:
+        _start(pool)
+    except Exception:  # of a task in a user's file
+        return
+    checks: dict[str, Callable[[], Finding]] = {"ik": lambda: _ik(pool, robots)} if task.corners() else {}
+    checks["fingers"] = lambda: _fingers(robot)
     if hasattr(task, "half_width_m"):
         checks["gap"] = lambda: _gap(pool, robot)
     if robot.config.mode == "ee_delta":
         checks |= {"still": lambda: _still(pool)}
         checks |= {"hold": lambda: _hold(pool, robot)} if task.held_object else {}
-        checks |= {"expert": lambda: _expert(pool)}
+        checks |= {"expert": lambda: _expert(pool)} if type(task).expert is not Task.expert else {}
     for name, check in checks.items():
         try:
             good, measured, change = check()
         except UserError as error:
             good, measured, change = False, str(error), ""
+        except Exception as error:  # of a task in a user's file
+            good, measured, change = False, f"raised {describe_error(error)}", ""
         yield Result(name, bool(good), measured if good or not change else f"{measured}: {change}")
 
 
@@ -117,7 +128,8 @@ def _expert(pool: MujocoPool) -> Finding:
     for _ in range(pool.spec.max_episode_steps):
         step = pool.step(pool.task.expert())
     solved = float(step.episodes.success_at_end_M.float().mean())
-    return solved >= SOLVED, f"the scripted expert solves {solved:.1%} of {pool.num_envs} episodes", "see the picture"
+    measured = f"the scripted expert solves {solved:.1%} of {pool.num_envs} episodes, needed: {SOLVED:.0%}"
+    return solved >= SOLVED, measured, "see the picture (picture=<file>.png)"
 
 
 def _start(pool: MujocoPool) -> None:

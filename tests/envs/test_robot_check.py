@@ -8,9 +8,11 @@ from pathlib import Path
 import pytest
 import yaml
 
+from embodied import tasks
 from embodied.envs import make_pool
 from embodied.envs.checks.robot import check_robot
 from embodied.envs.mujoco.robot_file import FOLDER
+from tests.commands.helpers import run
 
 
 def findings(robot: str, task: str = "lift") -> dict[str, tuple[bool, str]]:
@@ -47,3 +49,21 @@ def test_what_a_robot_cannot_do_is_explained(
     passed, text = findings(str(tmp_path / "mine.yaml"), "reach")[check]
     assert not passed
     assert re.search(why, text), text
+
+
+LAZY = """
+from embodied.envs.tasks.reach import Reach
+
+class Lazy(Reach):
+    def expert(self):
+        return 0 * super().expert()
+"""
+
+
+def test_an_expert_that_fails_is_found_without_a_robot_being_named(tmp_path: Path) -> None:
+    (tmp_path / "lazy.py").write_text(LAZY)
+    outcome = run(tasks.main, [f"check={tmp_path / 'lazy.py'}:Lazy", "resets=2", "steps=2", "num_envs=1"])
+    assert outcome.code == 2
+    why = outcome.result["checks"]["expert"]["why"]
+    assert re.fullmatch(r"the scripted expert solves \d.* needed: 95%: see the picture \(picture=<file>.png\)", why)
+    assert outcome.stderr.endswith("expert failed\n")
