@@ -15,12 +15,13 @@ from embodied.envs.episodes.registry import SamplerSetup, UniformConfig
 from embodied.envs.episodes.sampler import UniformSampler
 from embodied.envs.episodes.seeding import EpisodeRng
 from embodied.envs.mujoco.pool import MujocoPool
+from embodied.envs.mujoco.robots.described import TILT_DEG
 from embodied.envs.mujoco.robots.gripper_description import GripperDescription
 from embodied.envs.mujoco.robots.jaws import measure_jaws
 from embodied.envs.tasks.base import Task
 
 EPISODES, SOLVED, HELD = 200, 0.95, 0.9  # HELD: chance that objects in the hand stay there
-TILT_DEG, STILL_M, SUNK_M = 30.0, 0.002, 0.05  # SUNK_M: of an arm as large as the Panda
+STILL_M, SUNK_M = 0.002, 0.05  # SUNK_M: of an arm as large as the Panda
 Finding = tuple[bool, str, str]
 """Whether it is good, what was measured, and what to change if it is not."""
 

@@ -82,7 +82,10 @@ def test_a_scene_is_cut_down_to_the_robot_and_gets_servos_tool_and_base(tmp_path
         ({"tool": {"site": "tpc"}}, "site in robot my_arm 'tpc'. Did you mean 'tcp'"),
         ({"tool": {}}, "needed: one of them"),
         ({"gripper": DATA["gripper"] | {"bodies": ["left_fingr", "hand"]}}, "Did you mean 'left_finger'"),  # type: ignore[operator]
-        ({"gripper": DATA["gripper"] | {"actuators": FINGERS[:1]}}, "actuators: got right_finger too"),  # type: ignore[operator]
+        ({"gripper": DATA["gripper"] | {"actuators": FINGERS[:1]}}, "got right_finger too.* under gripper.actuators"),  # type: ignore[operator]
+        ({"gripper": DATA["gripper"] | {"open": 0, "closed": 0.03}}, "0 m at open and 0.060 m at closed.*swap"),  # type: ignore[operator]
+        ({"gripper": DATA["gripper"] | {"open": 0.0}}, "left_finger and right_finger touch at open.*pads"),  # type: ignore[operator]
+        ({"home": HOME | {"joint6": 3.0}}, r"at home the tool is tilted by \d\d deg .*change home"),
         ({"servos": {"joint0": {"kp": 1, "kd": 1, "force": 1}}}, "joint in robot my_arm 'joint0'"),
         ({"camera": {"body": "hnd"}}, "body in robot my_arm 'hnd'. Did you mean 'hand'"),
         ({"grip": 1}, "robot my_arm.yaml.*grip"),
@@ -91,6 +94,22 @@ def test_a_scene_is_cut_down_to_the_robot_and_gets_servos_tool_and_base(tmp_path
 def test_what_is_wrong_is_named(tmp_path: Path, changes: dict[str, object], message: str) -> None:
     with pytest.raises(UserError, match=message):
         build_robot(written(tmp_path, **changes), {})
+
+
+@pytest.mark.parametrize("servos", [{}, {"joint7": {"force": 12.0, "kp": 100.0, "kd": 10.0}}])
+def test_a_joint_without_limits_may_turn_once_to_either_side_of_home(tmp_path: Path, servos: dict[str, object]) -> None:
+    text = Panda.mjcf.read_text()
+    for before, limited in (('<joint name="joint7"', "limited"), ('<position name="joint7"', "ctrllimited")):
+        assert before in text
+        text = text.replace(before, f'{before} {limited}="false"')
+    (tmp_path / "free.xml").write_text(text)
+    pool = make_pool("lift", {"robot": written(tmp_path, mjcf="free.xml", servos=servos)}, num_envs=8, num_threads=1)
+    joint = pool.task.robot.kinematics.joints[6]
+    assert (joint.low, joint.high) == (joint.home - 2 * np.pi, joint.home + 2 * np.pi)
+    pool.reset(make_sampler(pool, seed=0))
+    for _ in range(pool.spec.max_episode_steps):
+        step = pool.step(pool.task.expert())
+    assert step.episodes.success_at_end_M.float().mean() == 1
 
 
 def test_a_missing_file_is_answered_with_the_nearest_one(tmp_path: Path) -> None:

@@ -95,8 +95,10 @@ def test_the_opening_is_measured_in_metres_and_the_servos_have_the_stiffness_of_
     assert robot.config.gripper_m == 51
     assert robot.kinematics.joints[0].stiffness == pytest.approx(1000 * (3.08 + 0.1))
     assert robot.arm is None
-    with pytest.raises(UserError, match=r"opening_m: got 0\.100, needed: 0\.07\d, as measured"):
+    with pytest.raises(UserError, match=r"opening_m: got 0\.100, measured: 0\.07\d"):
         build_robot(written(tmp_path, opening_m=0.1), {})
+    with pytest.raises(UserError, match=r"by default twice open, 510.*: write opening_m: 0\.07\d"):
+        build_robot(written(tmp_path, opening_m=None), {})
 
 
 def test_a_held_object_starts_between_linked_fingers(tmp_path: Path) -> None:

@@ -35,6 +35,7 @@ HELD_POSES, HELD_MISS_M = 256, 0.005
 FINGER_FRICTION = [1, 0.02, 0.0001]  # sliding, torsional and rolling, of fingers whose geoms have no priority
 CRITICAL = [0.02, 1.0]  # time constant (s) and damping ratio of their contacts
 STIFFNESS, DAMPING = 1000.0, 100.0  # of servos without gains, per inertia of the joint, 1/s^2 and 1/s
+TILT_DEG = 30.0  # greatest tilt of a tool that is kept vertical
 SLIDES_M = 0.001  # how far a gap may be from twice the position of fingers that slide
 
 
@@ -71,13 +72,14 @@ class DescribedArm(GripperArm):
         self.joint_unit = ", ".join("m" if slide else "rad" for slide in slides) if slides.any() else "rad"
         used = {self.model.actuator(actuator).name for actuator in self.parts.gripper.servos}
         if others := used - set(gripper.actuators):
-            allowed = "the arm's and the gripper's"
+            allowed = "the arm's and the gripper's: list it under gripper.actuators, or delete it from the MJCF"
             raise UserError(f"robot {path.name}: actuators: got {', '.join(sorted(others))} too, allowed: {allowed}")
         if missing := set(gripper.actuators) - used:
             raise unknown_name(f"actuator in gripper of robot {path.name}", min(missing), used)
         jaws = measure_jaws(self.model, self.parts, self.fingers, gripper.closed, gripper.open, self.home_qpos)
         if abs((gap_m := jaws.gap_K[-1]) - (got_m := gripper.opening_m or 2 * gripper.open)) > 0.1 * gap_m:
-            raise UserError(f"robot {path.name}: gripper.opening_m: got {got_m:.3f}, needed: {gap_m:.3f}, as measured")
+            got = f"{'got' if gripper.opening_m else 'by default twice open,'} {got_m:.3f}, measured: {gap_m:.3f}"
+            raise UserError(f"robot {path.name}: gripper.opening_m: {got}: write opening_m: {gap_m:.3f}")
         self.thin_along_y = bool(jaws.reach_3[1] < jaws.reach_3[0])
         sliding = self.parts.direct and self.gripper_unit == "m"
         if not sliding or np.abs(jaws.gap_K - 2 * jaws.command_K).max() > SLIDES_M:
@@ -161,7 +163,7 @@ class DescribedArm(GripperArm):
         return spec
 
     def _check_freedom(self) -> None:
-        """Raise UserError if at home the joints cannot make a movement that actions ask for."""
+        """Raise UserError if at home the tool cannot make a movement that actions ask for, or is far from vertical."""
         if self.config.mode != "ee_delta":
             return
         _, mat, jacobian_6J = Chain(self.kinematics).tool(self.home_qpos)
@@ -173,12 +175,15 @@ class DescribedArm(GripperArm):
         for number, (name, row) in enumerate(moves):
             wanted = np.eye(len(kept))[number if free else row]
             if np.linalg.norm(kept @ np.linalg.lstsq(kept, wanted, rcond=1e-3)[0] - wanted) > 0.5:
-                keys = (
-                    f"mode={self.config.mode}, orientation={self.config.orientation}, rotation={self.config.rotation}"
-                )
+                config = self.config
+                keys = f"mode={config.mode}, orientation={config.orientation}, rotation={config.rotation}"
                 reason = f"the {self.num_joints} joints of robot {self.name} cannot move the tool along {name} alone"
                 allowed = "joint_delta" if free else "orientation=free, or joint_delta"
                 raise UserError(f"control: got {keys}, but {reason}, allowed: {allowed}")
+        tilt_deg = np.degrees(np.arccos(-mat[2, 2].clip(-1, 1)))
+        if not free and tilt_deg > TILT_DEG:
+            got = f"at home the tool is tilted by {tilt_deg:.0f} deg from vertical, allowed: up to {TILT_DEG:g}"
+            raise UserError(f"robot {self.name}: {got}: change home, or the quat of tool, whose z axis points down")
 
     def _inertia(self, spec: mujoco.MjSpec) -> dict[str, float]:
         """Return the inertia of each joint with the arm at home and all other joints at 0, kg m^2 or kg."""
@@ -287,8 +292,8 @@ def add_servo(spec: mujoco.MjSpec, joint: Any, servo: Servo, inertia: float) -> 
     for actuator in [each for each in spec.actuators if each.target == joint.name]:
         spec.delete(actuator)
     actuator = spec.add_actuator(
-        name=joint.name, trntype=mujoco.mjtTrn.mjTRN_JOINT, target=joint.name, ctrlrange=joint.range,
-        forcerange=[-servo.force, servo.force],
+        name=joint.name, trntype=mujoco.mjtTrn.mjTRN_JOINT, target=joint.name, forcerange=[-servo.force, servo.force],
+        ctrlrange=(0, 0) if joint.limited == mujoco.mjtLimited.mjLIMITED_FALSE else joint.range,
     )  # fmt: skip
     kp = STIFFNESS * inertia if servo.kp is None else servo.kp
     actuator.set_to_position(kp=kp, kv=DAMPING * kp / STIFFNESS if servo.kd is None else servo.kd)

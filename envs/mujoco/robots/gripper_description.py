@@ -18,6 +18,7 @@ from embodied.envs.mujoco.robots.parts import FINGERS, Parts, Place, is_servo
 from embodied.envs.rendering.coarse import primitive_looks
 
 IK_STEPS = 60
+TURN = 2 * np.pi  # how far from home a joint without limits may be, rad or m
 
 
 class GripperDescription:
@@ -186,8 +187,9 @@ def joint_specs(
 ) -> tuple[tuple[JointSpec, ...], Any, Any]:
     """Return the joints of the arm in a model, and position and orientation of the tool in the last joint's frame.
 
-    home, max_velocity: a number per joint. A servo without damping has that of its joint. UserError if a body has
-    several joints of which a hinge has a reference position (``ref``), which no ``JointSpec`` holds.
+    home, max_velocity: a number per joint. A servo without damping has that of its joint. A joint that neither its
+    servo nor itself limits may be ``TURN`` from home. UserError if a body has several joints of which a hinge has a
+    reference position (``ref``), which no ``JointSpec`` holds.
     """
     data = mujoco.MjData(model)
     if len(arm.joints) != len(home):
@@ -204,7 +206,8 @@ def joint_specs(
         frame, anchor = data.xmat[body].reshape(3, 3), data.xanchor[i] - data.xaxis[i] * ref * slide
         offset, turn = mat.T @ (anchor - pos), mat.T @ frame
         pos, mat = anchor, frame.copy()
-        limits = model.actuator_ctrlrange[servo] if model.actuator_ctrllimited[servo] else model.jnt_range[i]
+        limits = model.jnt_range[i] if model.jnt_limited[i] else (at - TURN, at + TURN)
+        limits = model.actuator_ctrlrange[servo] if model.actuator_ctrllimited[servo] else limits
         joints.append(
             JointSpec(
                 name=model.joint(i).name,

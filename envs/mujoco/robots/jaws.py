@@ -18,6 +18,7 @@ POSITIONS = 33  # of the gripper at which gaps are measured
 FAR_M = 1.0  # beyond which distances are not measured
 SETTLE_S = 2.0  # longest time that a command is simulated
 STILL, DIVERGED = 1e-3, 1e3  # greatest speeds of joints that stand still, and of a simulation that works, rad/s or m/s
+CLOSES_M = 1e-3  # least difference of the gaps at open and closed
 ALONG = 0.9  # least cosine between the line from finger to finger and an axis of the tool, x or y
 
 
@@ -48,8 +49,8 @@ def measure_jaws(
 ) -> Jaws:
     """Measure the gaps from ``closed`` to ``open``, with the arm at home.
 
-    UserError for a finger without a geom that touches objects, and for fingers that close along neither x nor y of the
-    tool.
+    UserError for a finger without a geom that touches objects, and for fingers that touch at ``open``, that are not
+    nearer at ``closed``, or that close along neither x nor y of the tool.
     """
     data, touching = mujoco.MjData(model), model.geom_contype | model.geom_conaffinity
     geoms = [np.flatnonzero((model.geom_bodyid == model.body(name).id) & (touching != 0)) for name in fingers]
@@ -72,6 +73,12 @@ def measure_jaws(
         middles.append(mat.T @ along * (middle @ along))
         lines.append(mat.T @ along)
         qpos.append(data.qpos[parts.linked].copy())
+    if gaps[-1] > max(gaps[0] - CLOSES_M, 0.0):
+        got = f"the gap between the bodies is {gaps[0]:.3f} m at open and {gaps[-1]:.3f} m at closed"
+        remedy = "swap them, or link fingers that move the same way (gripper.links)"
+        raise UserError(f"gripper.open, gripper.closed: {got}, needed: a larger one at open: {remedy}")
+    if gaps[0] <= 0.0:
+        raise UserError(f"gripper.bodies: {' and '.join(fingers)} touch at open: name the bodies of the pads")
     if max(abs((line := lines[POSITIONS // 4])[:2])) < ALONG:
         axis = ", ".join(f"{x:.2f}" for x in line)
         raise UserError(f"tool: the gripper closes along ({axis}) of the tool, needed: along x or y")
