@@ -37,6 +37,7 @@ from embodied.envs.mujoco.viewer import FRONT, Viewer, front, quick_viewer
 from embodied.envs.rendering.cameras import Camera
 from embodied.envs.rendering.vision import CameraRig, find_cameras
 from embodied.envs.tasks.base import Task, task_spec
+from embodied.envs.tasks.shapes import check_shapes
 
 _WARNINGS = slice(int(mujoco.mjtWarning.mjWARN_BADQPOS), int(mujoco.mjtWarning.mjWARN_BADQACC) + 1)
 # Under full random actions joints of the Panda reach 10 rad/s and objects 50 rad/s. Far above that, contacts are
@@ -128,6 +129,7 @@ class MujocoPool(EpisodicEnv):
         if held.any():
             self.task.put_in_hand(rows[torch.from_numpy(held)])
             self.batch.forward(ids[held], stage=_CURRENT)
+        check_shapes(self.task, self.num_envs)
         self.view.changed()
         self.non_model.start(ids)
         if self.rig is not None:

@@ -58,6 +58,8 @@ class Task:
     """Body that is in the hand where an episode starts from the stage ``held``; None: there is no such stage."""
     recordable = False
     """Whether a GPU may record rewards, outcomes, failures and observations (``core.graphs.Recorded``)."""
+    shapes_checked = False
+    """Whether the shapes of what it returns have been checked."""
     half_width_m: float | Tensor
     """Distance from the centre of ``held_object`` to each finger, a number or [N]; set by ``bind``."""
     config: TaskConfig

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,10 @@ from torch import Tensor
 
 from embodied.core.env import VecEnv
 from embodied.core.errors import UserError
+from embodied.core.spec import Term
 from embodied.core.types import Timestep
 from embodied.envs import MujocoPool, make_pool, make_sampler
+from embodied.envs.tasks.base import Quantity
 from embodied.envs.tasks.lift import Lift, LiftConfig
 from tests.envs.helpers import actions, assert_same, pool, restart
 
@@ -333,3 +336,23 @@ def test_last_observations_are_those_of_the_end_wherever_in_a_chunk_it_is(sim: d
         torch.testing.assert_close(ours.final_obs, theirs.final_obs, rtol=0, atol=0)
         ended += len(ours.final_ids)
     assert ended > 8
+
+
+WRONG_SHAPES = {
+    "success()": {"success": lambda task: Lift.success(task).all()},
+    "rewards()['at_goal']": {"rewards": lambda task, success: Lift.rewards(task, success) | {"at_goal": success[:1]}},
+    "failure()": {"failure": lambda task: False},
+    "Quantity 'left'": {
+        "observed": lambda task: (*Lift.observed(task), Quantity(Term("left", 1), lambda: task.cube[:, 0]))
+    },
+}
+
+
+@pytest.mark.parametrize("what", WRONG_SHAPES)
+def test_what_a_task_returns_in_a_wrong_shape_is_named(what: str) -> None:
+    task = type("Mine", (Lift,), {"name": "mine", **WRONG_SHAPES[what]})(LiftConfig())
+    env, needed = MujocoPool(task, num_envs=3, num_threads=1), "[N, 1]" if "left" in what else "[N]"
+    with pytest.raises(
+        UserError, match=rf"^task mine: {re.escape(what)}: got .*, needed: {re.escape(needed)} with N = 3$"
+    ):
+        restart(env, 0)

@@ -39,6 +39,7 @@ from embodied.envs.mujoco.warp.cameras import DeviceRig
 from embodied.envs.mujoco.warp.randomization import DeviceFields, DeviceRng
 from embodied.envs.rendering.vision import find_cameras
 from embodied.envs.tasks.base import Task, task_spec
+from embodied.envs.tasks.shapes import check_shapes
 
 log = logging.getLogger(__name__)
 
@@ -116,6 +117,7 @@ class WarpPool(EpisodicEnv):
         if held.any():
             self.task.put_in_hand(self._on_device(ids[held]))
             self.batch.forward()
+        check_shapes(self.task, self.num_envs)
         self.view.changed()
         self.non_model.start(ids)
         if self.model.nplastic:  # springs were relaxed: their forces belong to the first half
