@@ -85,8 +85,8 @@ def config_dataclass(cls: type[T]) -> type[T]:
     return cast(type[T], made)
 
 
-def from_mapping(cls: type[T], mapping: Mapping[str, Any], path: str = "") -> T:
-    """Build options from a mapping. ``path``: prefix of the keys in messages.
+def from_mapping(cls: type[T], mapping: Mapping[str, Any], path: str = "", *, file: str = "") -> T:
+    """Build options from a mapping. ``path``: prefix of the keys in messages. ``file``: where they are, if in a file.
 
     Whole floats (``1e6``) are accepted as integers, integers as floats and lists as tuples. Any other value that does
     not fit raises UserError with the key, the value, what is allowed and the nearest name.
@@ -95,7 +95,8 @@ def from_mapping(cls: type[T], mapping: Mapping[str, Any], path: str = "") -> T:
     try:
         return TypeAdapter(cls).validate_python(dict(mapping))
     except ValidationError as error:
-        raise _user_error(error, cls, path) from None
+        found = _user_error(error, cls, path)
+        raise UserError(f"{file}: {str(found).partition(': give ')[0]}") if file else found from None
 
 
 def _schema(cls: type[Any], source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
@@ -149,8 +150,16 @@ BOUNDS = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
 
 
 def _user_error(error: ValidationError, cls: type[Any], path: str) -> UserError:
-    """Convert the first of pydantic's errors. cls: options that could not be built. path: their place."""
-    first = error.errors(include_url=False)[0]
+    """Convert the first of pydantic's errors. cls: options that could not be built. path: their place.
+
+    An unknown key comes before a missing one of the same mapping, of which it may be a misspelling.
+    """
+    first, *others = error.errors(include_url=False)
+    if first["type"] == "missing":
+        unknown = (
+            e for e in others if (e["type"], e["loc"][:-1]) == ("unexpected_keyword_argument", first["loc"][:-1])
+        )
+        first = next(unknown, first)
     loc, kind = first["loc"], first["type"]
     if loc and isinstance(loc[0], int):  # an argument without its name
         loc = (dataclasses.fields(cls)[loc[0]].name, *loc[1:])

@@ -175,7 +175,7 @@ def _parsed(path: Path, text: str) -> tuple[RobotFile, Mapping[str, Any]]:
     if not isinstance(data, dict):
         raise UserError(f"robot {path}: got no keys, needed: those of a robot, such as mjcf")
     said = {key: value for key, value in data.items() if key != "max_velocity"}  # which no simulation depends on
-    return from_mapping(RobotFile, data, f"robot {path.name}"), said
+    return from_mapping(RobotFile, data, file=f"robot {path.name}"), said
 
 
 def mjcf_path(path: Path, mjcf: str) -> Path:

@@ -78,6 +78,7 @@ WRONG = [
     ({"steps": None}, r"o\.steps: got null, allowed: an integer"),
     ({"steps": 0}, r"^o\.steps: got 0, allowed: at least 1$"),
     ({}, r"o\.steps is missing: give o\.steps="),
+    ({"stps": 1}, r"unknown key 'o\.stps'\. Did you mean 'o\.steps'\?"),
     ({"steps": 1, "learnin_rate": 1}, r"unknown key 'o\.learnin_rate'\. Did you mean 'o\.learning_rate'\?"),
     ({"steps": 1, "zzz": 1}, r"unknown key 'o\.zzz'\. Allowed: o\.anything, o\.bounds, o\.cameras"),
     ({"steps": 1, "fast": 1}, r"o\.fast: got 1, allowed: true or false"),

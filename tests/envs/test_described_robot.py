@@ -88,7 +88,13 @@ def test_a_scene_is_cut_down_to_the_robot_and_gets_servos_tool_and_base(tmp_path
         ({"home": HOME | {"joint6": 3.0}}, r"at home the tool is tilted by \d\d deg .*change home"),
         ({"servos": {"joint0": {"kp": 1, "kd": 1, "force": 1}}}, "joint in robot my_arm 'joint0'"),
         ({"camera": {"body": "hnd"}}, "body in robot my_arm 'hnd'. Did you mean 'hand'"),
-        ({"grip": 1}, "robot my_arm.yaml.*grip"),
+        ({"grip": 1}, "^robot my_arm.yaml: unknown key 'grip'. Did you mean 'gripper'"),
+        ({"tool": None}, "^robot my_arm.yaml: tool: got null"),
+        (
+            {"gripper": {"opened": 1, "closed": 0}},
+            "^robot my_arm.yaml: unknown key 'gripper.opened'. Did you mean 'gripper.open'",
+        ),
+        ({"gripper": {"actuators": FINGERS, "closed": 0}}, "^robot my_arm.yaml: gripper.open is missing$"),
     ],
 )
 def test_what_is_wrong_is_named(tmp_path: Path, changes: dict[str, object], message: str) -> None:
