@@ -30,6 +30,7 @@ from embodied.core.config import parse_overrides
 from embodied.deployment.robots.mapping import Entry
 from embodied.deployment.validation import from_json
 from embodied.envs import make_pool
+from embodied.envs.mujoco.robot_file import read_robot
 from embodied.envs.registry import FAMILIES, TASKS, sim_options
 from embodied.session.command import with_first_key
 from embodied.session.deployed.planned import read_server_mapping
@@ -167,7 +168,9 @@ def test_every_file_is_read_by_the_code_that_reads_it(tmp_path: Path) -> None:
     from_json(Entry, json.loads(f"{{{joint}}}")["joint2"]).check("joint2")
     [entry_points] = map(tomllib.loads, blocks("docs/simulators.md", "toml"))
     assert {*entry_points["project"]["entry-points"]} == {TASKS.group, FAMILIES.group}
+    (tmp_path / "my_arm.yaml").write_text(*blocks("docs/robots.md", "yaml"))
+    assert read_robot(tmp_path / "my_arm.yaml").gripper.bodies == ("left_finger", "right_finger")
     assert (
         len([kind for page in PAGES for _, kind, _ in BLOCK.findall(PAGES[page]) if kind in ("yaml", "json", "toml")])
-        == 4
+        == 5
     )
