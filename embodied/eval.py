@@ -1,6 +1,7 @@
 """Evaluate a trained policy: ``python -m embodied.eval <run dir> [key=value ...]``
 
-  episodes=200  seed=0        number of full-length episodes; their initial states depend on the seed alone
+  episodes=200  seed=0        number of full-length episodes; their initial states depend on the seed alone. With the
+                              seed and number of the run they are those of its final evaluation
   checkpoint=last|step_<n>    checkpoint to evaluate
   noise=zero|seeded           noise that a decision starts from: none, or random from the seed of its episode; the
                               default is the run's runtime.eval_noise
@@ -31,6 +32,7 @@ from embodied.report.progress import Line, success_text
 from embodied.runtime.config import EvalNoise
 from embodied.session.command import command
 from embodied.session.config import read_acting
+from embodied.session.files import read_json
 
 
 @config_dataclass
@@ -83,6 +85,10 @@ def main(options: EvalConfig) -> dict[str, Any]:
         name += "".join("" if choice is None else f"_{choice}" for choice in (options.randomization, options.sim))
         path = run_dir / "eval" / f"{name}_episodes{options.episodes}.json"
         result = write_evaluation(path, result, found.path)
+        final = read_json(run_dir / "eval" / f"final_{found.env_steps}.json")
+        if final and all(result.get(key) == value for key, value in final.items() if key != "other_noise"):
+            others = f"seed={options.seed + 1} draws other episodes"
+            print(f"these are the episodes and figures of the final evaluation; {others}", file=sys.stderr)
         if filmed is not None:
             path, where = run_dir / "videos" / f"{name}.mp4", "where pictures are ray cast"
             note = f"filming {filming.ENVS} episodes into {path}; {where}, this takes a minute or two"

@@ -27,6 +27,8 @@ def test_evaluates_what_training_evaluated(trained: tuple[Path, Outcome]) -> Non
     assert (expected["noise"], other["noise"]) == ("zero", "seeded")
     assert other["return_mean"] != expected["return_mean"]
     assert {key: evaluated.result[key] for key in expected} == expected
+    assert "figures of the final evaluation; seed=1 draws other episodes" in evaluated.stderr
+    assert "final evaluation" not in seeded.stderr
     files = list((run_dir / "eval").glob("step_*_seed0_episodes4.json"))
     assert json.loads(files[0].read_text()) == evaluated.result
 
