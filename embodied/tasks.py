@@ -129,7 +129,7 @@ def check(values: dict[str, Any]) -> dict[str, Any]:
         draw(make, Path(options.picture))
     verdict = {"task": options.check, "passed": not failed, "checks": checks}
     if failed:
-        raise Failed(f"task {options.check} breaks the contract of an environment: {', '.join(failed)} failed", verdict)
+        raise Failed(f"task {options.check} does not pass: {', '.join(failed)} failed", verdict)
     return verdict
 
 

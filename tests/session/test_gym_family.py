@@ -117,7 +117,7 @@ def test_the_check_names_what_fails() -> None:
     assert "Traceback" not in outcome.stderr
     unreached, last = outcome.stderr.splitlines()[-2:]
     assert unreached.startswith("not reached: dtypes, bad_actions, ")
-    assert last == f"error: task gym/{TOY}:Raising-v0 breaks the contract of an environment: spaces failed"
+    assert last == f"error: task gym/{TOY}:Raising-v0 does not pass: spaces failed"
     assert run(tasks.main, ["check=gym/CartPol-v1"]).code == 2
 
 
