@@ -67,6 +67,12 @@ def test_an_expert_that_fails_is_found_without_a_robot_being_named(tmp_path: Pat
     why = outcome.result["checks"]["expert"]["why"]
     assert re.fullmatch(r"the scripted expert solves \d.* needed: 95%: see the picture \(picture=<file>.png\)", why)
     assert outcome.stderr.endswith("expert failed\n")
-    (tmp_path / "lazy.py").write_text(LAZY.replace("0 *", "nil *"))
-    words = [f"check={tmp_path / 'lazy.py'}:Lazy", "resets=2", "steps=2", "num_envs=1", f"picture={tmp_path / 'x.png'}"]
-    assert "NameError in lazy.py, line 6" in run(tasks.main, words).result["checks"]["expert"]["why"]
+    (tmp_path / "broken.py").write_text(LAZY.replace("0 *", "nil *"))
+    words = [
+        f"check={tmp_path / 'broken.py'}:Lazy",
+        "resets=2",
+        "steps=2",
+        "num_envs=1",
+        f"picture={tmp_path / 'x.png'}",
+    ]
+    assert "NameError in broken.py, line 6" in run(tasks.main, words).result["checks"]["expert"]["why"]
