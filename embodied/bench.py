@@ -43,7 +43,7 @@ BENCHMARKS = {
 """Functions ``measure(short)`` that return a ``Report``. Their modules import torch."""
 WITH_OPTIONS = {
     "gpu": ("embodied.benchmarks.gpu:measure", "embodied.benchmarks.gpu:GpuOptions"),
-    "sim": ("embodied.benchmarks.sim:measure", "embodied.benchmarks.sim:SimOptions"),
+    "sim": ("embodied.benchmarks.sim:measure", "embodied.benchmarks.config:SimOptions"),
     "suite": ("embodied.benchmarks.suite:measure_suite", "embodied.benchmarks.suite:SuiteOptions"),
 }
 """Functions ``measure(options, short, out)``, which may write what they have to ``out``, and their options."""
@@ -77,10 +77,10 @@ def bench(argv: Sequence[str]) -> dict[str, Any]:
 
         report = compare(from_mapping(CompareOptions, nest(values)), options.short)
     elif argv[0] in WITH_OPTIONS:
-        measure, options_class = map(resolve_name, WITH_OPTIONS[argv[0]])
+        measure, options_class = WITH_OPTIONS[argv[0]][0], resolve_name(WITH_OPTIONS[argv[0]][1])
         for key in values.keys() - (known := options_class.__dataclass_fields__.keys()):
             raise unknown_name("option", key, [*known, *BenchOptions.__dataclass_fields__])
-        report = measure(from_mapping(options_class, values), options.short, out)
+        report = resolve_name(measure)(from_mapping(options_class, values), options.short, out)
     else:
         report = resolve_name(BENCHMARKS[argv[0]])(options.short)
     result = report.to_mapping()
