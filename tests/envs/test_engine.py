@@ -24,8 +24,8 @@ def test_objects_with_an_applied_weight_move_as_in_gravity(
     assert not env.model.opt.gravity.any()
     apply = env.arm.apply
 
-    def simulate(*args: Any) -> None:
-        apply(*args)
+    def simulate(*args: Any, **measured: Any) -> None:
+        apply(*args, **measured)
         for i in range(3):
             model, data = env.batch.get_model(i), env.batch.get_data(i)
             model.opt.gravity[2] = -9.81

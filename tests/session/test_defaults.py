@@ -141,7 +141,8 @@ def test_our_own_tasks_have_more_envs_only_where_a_gpu_simulates_them(words: dic
     on_gpu = compose_new({"task": "reach", "sim": "warp", "device": "cuda"}, lines.append)
     assert on_gpu.num_envs == 4096
     sizes = "num_envs=4096 runtime.decisions=4 algo.num_minibatches=4"
-    assert lines == [f"sim=warp on a GPU → {sizes} algo.max_learning_rate=0.01 algo.desired_kl=0.03"]
+    rates = "algo.max_learning_rate=0.01 algo.desired_kl=0.03"
+    assert lines == [f"sim=warp on a GPU → {sizes} {rates} cut_after_success=0"]
 
 
 def test_a_run_that_starts_from_another_has_its_denoise_steps(tmp_path: Path) -> None:
