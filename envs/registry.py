@@ -1,9 +1,8 @@
 """The registries of tasks and of families of environments, and our own family.
 
 A family is a simulator with its environments; ``task=<family>/<id>`` names one of them. A name without ``/`` is one of
-our own tasks, in the family ``mujoco``; so is ``<file>.py:<class>``.
-Other distributions add families and tasks by entry points in the groups ``embodied.families`` and ``embodied.tasks``
-(docs/simulators.md).
+our own tasks, in the family ``mujoco``; so is ``<file>.py:<class>``. Other distributions add families and tasks by
+entry points in the groups ``embodied.families`` and ``embodied.tasks`` (docs/simulators.md).
 """
 
 from __future__ import annotations

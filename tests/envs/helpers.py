@@ -10,6 +10,7 @@ from torch import Tensor
 
 from embodied.core.types import Obs, Timestep
 from embodied.envs import MujocoPool, SamplerSetup, make_pool, make_sampler
+from embodied.envs.base.episodic import EpisodicEnv
 from embodied.envs.mujoco.robots.gripper_arm import ControlConfig
 from embodied.envs.mujoco.robots.panda import Panda
 
@@ -56,3 +57,22 @@ def assert_same(
         torch.testing.assert_close(a.obs[key][rows_a], b.obs[key][rows_b], rtol=0, atol=0)
     for name in ("reward_NE", "terminated_N", "truncated_N", "num_steps_N"):
         torch.testing.assert_close(getattr(a, name)[rows_a], getattr(b, name)[rows_b], rtol=0, atol=0)
+
+
+def cut_after_three(env: EpisodicEnv, steps: int, in_a_row_N: Tensor, other: EpisodicEnv | None = None) -> int:
+    """Let the expert act, and ``other`` do the same: episodes end, as truncations, where three steps in a row succeed.
+
+    in_a_row_N: successful steps so far, int64; goes on counting. Return the number of episodes that ended.
+    """
+    cut = 0
+    for _ in range(steps):
+        action = env.expert()
+        step = env.step(action)
+        in_a_row_N.add_(1).mul_(step.info["success"])
+        assert step.truncated_N.tolist() == (in_a_row_N == 3).tolist()
+        assert step.episodes.success_at_end_M.all()
+        in_a_row_N[step.truncated_N] = 0
+        cut += len(step.episodes)
+        if other is not None:
+            assert_same(step, other.step(action))
+    return cut

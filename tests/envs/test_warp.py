@@ -32,7 +32,7 @@ from embodied.envs.tasks.base import Task
 from embodied.envs.tasks.tabletop import Tabletop
 from embodied.envs.views.stepper import open_task
 from embodied.session.config import CONFIG_DIR
-from tests.envs.helpers import actions, assert_same, pool
+from tests.envs.helpers import actions, assert_same, cut_after_three, pool
 
 N, BROKEN = 4, 2
 # Differences after one control step, in the observations' units. Seen in 1,920 steps (docs/results/bench/warp.json):
@@ -215,13 +215,7 @@ def test_an_episode_is_cut_after_steps_of_success_in_a_row() -> None:
     env = make("reach")
     env.cut_after_success = 3
     env.reset(make_sampler(env))
-    in_a_row_N = torch.zeros(N, dtype=torch.int64)
-    for _ in range(30):
-        step = env.step(env.expert())
-        in_a_row_N = (in_a_row_N + 1) * step.info["success"]
-        assert step.truncated_N.tolist() == (in_a_row_N == 3).tolist()
-        in_a_row_N[step.truncated_N] = 0
-    assert env.plans.number_n.max() > 0
+    assert cut_after_three(env, 30, torch.zeros(N, dtype=torch.int64)) > 0
 
 
 @kernels
