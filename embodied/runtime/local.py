@@ -34,13 +34,15 @@ class LocalRuntime(OneProcess):
         self._requests: queue.SimpleQueue[ActRequest | None] = queue.SimpleQueue()
         self._replies: list[queue.SimpleQueue[ActReply | None]] = [queue.SimpleQueue() for _ in self.workers]
         self._snapshot = Snapshot()
+        self._merges = len(self.groups) > 1
         self.opened.callback(self.threads.join)
 
     def _start(self) -> None:
         super()._start()
         if self.threads.started:
             return
-        self.threads.spawn("actor server", self._serve)
+        if self._merges:
+            self.threads.spawn("actor server", self._serve)
         for index in range(len(self.workers)):
             self.threads.spawn(f"env worker {index}", partial(self._work, index))
 
@@ -71,6 +73,14 @@ class LocalRuntime(OneProcess):
         for inbox in self._replies:
             inbox.put(None)
 
+    def _send(self, request: ActRequest) -> None:
+        """Hand a request to the actor. With a single group there is nothing to merge: its worker's thread acts."""
+        if self._merges:
+            self._requests.put(request)
+            return
+        for reply in self.actor.act([request]):
+            self._replies[reply.worker].put(reply)
+
     def _serve(self) -> None:
         threads.use(self.budget.actor)
         while True:
@@ -86,7 +96,7 @@ class LocalRuntime(OneProcess):
                 self._replies[reply.worker].put(reply)
 
     def _work(self, index: int) -> None:
-        threads.use(1)
+        threads.use(1 if self._merges else self.budget.actor)
         name, worker = f"env worker {index}", self.workers[index]
         resting = set(range(len(worker.rollouts)))
         while not self.threads.stopping.is_set():
@@ -98,7 +108,7 @@ class LocalRuntime(OneProcess):
                     self._say(name, f"waits for the learner to consume batch {self.ledger.version}")
                 ticket = (self.ledger.acquire if all_rest else self.ledger.try_acquire)(index, group=group)
                 if ticket is not None:
-                    self._requests.put(worker.start(ticket))
+                    self._send(worker.start(ticket))
                     resting.remove(group)
             if len(resting) == len(worker.rollouts):
                 continue
@@ -109,7 +119,7 @@ class LocalRuntime(OneProcess):
             self._say(name, f"steps group {reply.group}")
             result = worker.advance(reply)
             if isinstance(result, ActRequest):
-                self._requests.put(result)
+                self._send(result)
                 continue
             resting.add(result.group)
             if self.ledger.deliver(Ticket.of(result)):
