@@ -149,7 +149,7 @@ class Placing(ObjectTask):
 
     def expert(self) -> Tensor:
         carry_m, reach = self.config.carry_m, self.scale.reach
-        target, gripper = grasp_move(self.view, self.objects[0])
+        target, gripper = grasp_move(self.view, self.objects[0], self.half_width_m)
         grasped, above, tcp = self.view.grasped(self.objects[0]), self._above(), self.view.tcp_pos
         over_tray = self.tray + torch.tensor([0, 0, carry_m + 0.02 * reach], device=self.tray.device)
         ready = (self.object[:, 2] > carry_m - 0.02 * reach) | above
@@ -212,19 +212,20 @@ def move_towards(
     return view.arm.move_tool(displacement, turn * 2.0, gripper, view.tensor(limit).reshape(-1, 1))
 
 
-def grasp_move(view: View, name: str) -> tuple[Tensor, Tensor]:
+def grasp_move(view: View, name: str, half_width_m: float | Tensor) -> tuple[Tensor, Tensor]:
     """Return target [N, 3] and gripper command [N] of an expert that grasps the cube.
 
     Hover above the cube, descend when aligned, close when it is between the fingers and stay closed.
     """
     cube, size = view.position(name), view.scale.size
-    offset = cube - view.tcp_pos
-    beside_m = distance(cube[:, :2], view.tcp_pos[:, :2])
+    middle = view.arm.above(2 * half_width_m)
+    offset = cube - middle
+    beside_m = distance(cube[:, :2], middle[:, :2])
     aligned = beside_m < 0.012 * size
     around = aligned & (offset[:, 2].abs() < 0.012 * size)
     target = cube.clone()
     target[:, 2] += torch.where((beside_m < 0.02 * size) & (offset[:, 2] > -0.03 * size) | aligned, 0.0, 0.08 * size)
-    return target, torch.where(around | view.grasped(name), -1.0, 1.0)
+    return view.tcp_pos + target - middle, torch.where(around | view.grasped(name), -1.0, 1.0)
 
 
 def stand(

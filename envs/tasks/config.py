@@ -2,7 +2,7 @@
 
 from dataclasses import asdict, field, fields
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 from embodied.core.errors import UserError
 from embodied.core.options import Fraction, Positive, PositiveInt, config_dataclass
@@ -25,6 +25,9 @@ class TaskConfig:
     of cubes, by the opening of its gripper, masses by the cube of that, all others by the reach of its workspace. A
     robot whose tool needs more time for its way has a longer time limit.
     """
+
+    as_objects: ClassVar[tuple[str, ...]] = ()
+    """Lengths that are multiples of those of the Panda by the opening of the gripper, as objects are."""
 
     robot: str = "panda"
     """Name of the robot, or the path of its YAML file."""
@@ -66,7 +69,8 @@ class TaskConfig:
         object.__setattr__(self, "control", asdict(control))  # defaults included
         scale = robot_scale(self.robot)
         for option in fields(self):
-            value, default, factor = getattr(self, option.name), cast(Any, option.default), scale.of(option.name)
+            value, default = getattr(self, option.name), cast(Any, option.default)
+            factor = scale.size if option.name in self.as_objects else scale.of(option.name)
             if factor != 1 and value is default:  # a user's numbers are other objects
                 scaled = tuple(factor * x for x in value) if isinstance(value, tuple) else factor * value
                 object.__setattr__(self, option.name, scaled)
@@ -217,6 +221,8 @@ class StackConfig(CubeConfig):
 @config_dataclass
 class TabletopConfig(PlacingConfig):
     """Options of Tabletop."""
+
+    as_objects = ("wall_m", "carry_m")  # objects stand in the trays
 
     words: Words = field(default_factory=default_words)
     """Vocabulary of the instructions."""

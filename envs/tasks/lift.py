@@ -41,7 +41,7 @@ class Lift(common.GoalTask, common.CubeTask):
         return (distance(self.goal, self.cube) < self.config.success_m) & self.view.grasped("cube")
 
     def expert(self) -> Tensor:
-        target, gripper = common.grasp_move(self.view, "cube")
+        target, gripper = common.grasp_move(self.view, "cube", self.half_width_m)
         carried = common.firmly_grasped(self.view, "cube")
         # straight up first: a cube that drags along the table turns in the hand
         low = self.cube[:, 2:] < 0.05 * self.scale.reach

@@ -101,7 +101,7 @@ class LiftBar(Task):
         """Grasp both handles, then lift both ends."""
         moves, carried, below = [], self._grasped().all(-1), self._below()
         for i, (view, name) in enumerate(self.hands):
-            target, gripper = common.grasp_move(view, name)
+            target, gripper = common.grasp_move(view, name, self.half_width_m)
             up = torch.cat([view.tcp_pos[:, :2], view.tcp_pos[:, 2:] + below[:, i : i + 1]], -1)
             target, limit = torch.where(carried.unsqueeze(-1), up, target), torch.where(carried, 0.5, 1.0)
             moves.append(common.move_towards(view, target, gripper, limit, around=name))

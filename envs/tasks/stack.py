@@ -84,7 +84,7 @@ class Stack(common.CubeTask):
 
     def expert(self) -> Tensor:
         reach, size = self.scale
-        target, gripper = common.grasp_move(self.view, "cube")
+        target, gripper = common.grasp_move(self.view, "cube", self.half_width_m)
         carried, tcp = common.firmly_grasped(self.view, "cube"), self.view.tcp_pos
         top, cube = self.base + self.on_top, self.cube
         horizontal = distance(top[:, :2], cube[:, :2])

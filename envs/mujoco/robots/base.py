@@ -112,6 +112,12 @@ class ArmState(Protocol):
     def tip(self) -> Tensor:
         """Return the point where closed fingers meet, base frame, [N, 3]."""
 
+    def above(self, width_m: float | Tensor) -> Tensor:
+        """Return the point over the centre of an object this wide from which open fingers go down clear of it, [N, 3].
+
+        It is the tool, or further from a finger that does not move.
+        """
+
     def opening(self) -> Tensor:
         """Return how far the fingers are commanded to open, 0 (closed) to 1 (open), [N]."""
 

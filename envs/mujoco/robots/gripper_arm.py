@@ -129,10 +129,17 @@ class GripperState:
         return middle_n3
 
     def tip(self) -> Tensor:
+        return self._middle(0.0)
+
+    def above(self, width_m: float | Tensor) -> Tensor:
+        return self._middle((width_m + self.robot.gap_m[1]) / 2)
+
+    def _middle(self, gap_m: float | Tensor) -> Tensor:
+        """Return the middle of a gap this wide between the fingers, [N, 3]."""
         if self.robot.jaws is None:
             return self.tcp_pos
-        _, meet_13 = self.robot.jaws.hold(self.tcp_pos.new_zeros(1))
-        return self.tcp_pos + (self.tcp_mat.reshape(-1, 3, 3) * meet_13).sum(-1)
+        _, middle_n3 = self.robot.jaws.hold(torch.as_tensor(gap_m).to(self.tcp_pos).reshape(-1))
+        return self.tcp_pos + (self.tcp_mat.reshape(-1, 3, 3) * middle_n3.unsqueeze(1)).sum(-1)
 
     def squeezing(self) -> Tensor:
         touch_m, sign = self.robot.finger_touch_m, 1 if self.robot.finger_open_m > self.robot.finger_closed_m else -1
