@@ -6,8 +6,8 @@
     inbox ◄──────── reply ──── to each worker's inbox  ◄────┘    publish, consumed_batch
     fragment ──► channel
 
-A worker steps a group as soon as its actions arrive, while the actor serves its other group. When anything stops, every
-wait ends: each inbox gets None.
+A worker steps a group as soon as its actions arrive, while the actor serves its other group. A single group's worker
+calls the actor in its own thread. When anything stops, every wait ends: each inbox gets None.
 """
 
 import queue

@@ -35,7 +35,7 @@ def test_its_file_is_short_and_its_open_gripper_leaves_the_gap_that_the_file_say
     assert gap_m[0] < 0.002
 
 
-@pytest.mark.parametrize("task", ["push", "lift", "pick_place"])
+@pytest.mark.parametrize("task", ["push", "lift", "pick_place", "tabletop"])
 def test_the_expert_solves_the_task(robot: str, task: str) -> None:
     pool = make_pool(task, {"robot": robot}, num_envs=32, num_threads=1)
     pool.reset(make_sampler(pool, seed=0))

@@ -105,7 +105,7 @@ def test_a_held_object_is_between_the_jaws_and_stays_there() -> None:
     assert pool.arm.tcp_pos[:, 1].std() > 0.02
 
 
-@pytest.mark.parametrize("task", ["reach", "push", "lift", "pick_place", "stack"])
+@pytest.mark.parametrize("task", ["reach", "push", "lift", "pick_place", "stack", "tabletop"])
 def test_the_expert_solves_the_task(task: str) -> None:
     pool = so101(task, 64)
     for _ in range(pool.spec.max_episode_steps):
