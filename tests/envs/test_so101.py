@@ -12,7 +12,6 @@ import pytest
 import torch
 
 from embodied.core.arm import Chain
-from embodied.core.errors import UserError
 from embodied.core.options import from_mapping
 from embodied.envs import MujocoPool, make_pool, make_sampler
 from embodied.envs.mujoco.robots.base import ASSETS
@@ -113,14 +112,25 @@ def test_the_expert_solves_the_task(task: str) -> None:
     assert step.episodes.success_at_end_M.float().mean() >= 0.9
 
 
-def test_its_measurements_may_be_noisy_and_backlash_is_refused() -> None:
-    for field, works in (("joint_noise", True), ("backlash", False)):
-        sim = {"randomization": {"term": {"field": field, "range": (0.0, 0.01)}}}
-        pool = make_pool("reach", {"robot": "so101"}, num_envs=2, num_threads=1, sim=sim)
-        obs = pool.reset(make_sampler(pool, seed=0))
-        assert obs["state"].shape == (2, pool.spec.state_dim)
-        if works:
-            pool.step(torch.zeros(2, 5))
-        else:
-            with pytest.raises(UserError, match="from_target"):
-                pool.step(torch.zeros(2, 5))
+def test_backlash_moves_the_joints_later_and_not_what_later_actions_add_to() -> None:
+    def play(low: float, high: float) -> MujocoPool:
+        noise = {"field": "joint_noise", "range": (0.0, 0.001)}
+        terms = {"backlash": {"field": "backlash", "range": (low, high)}, "noise": noise}
+        pool = make_pool("lift", {"robot": "so101"}, num_envs=2, num_threads=1, sim={"randomization": terms})
+        sampler = make_sampler(pool, seed=0)
+        pool.reset(sampler)
+        for _ in range(3):
+            pool.step(torch.full((2, 5), 0.5))
+        kept = pool.state_dict()
+        pool.step(torch.zeros(2, 5))
+        wanted = pool.arm.joint_targets().clone()
+        pool.load_state_dict(kept, sampler)
+        pool.step(torch.zeros(2, 5))
+        assert torch.equal(pool.arm.joint_targets(), wanted)  # what they add to is restored, too
+        return pool
+
+    tight, loose = play(0.0, 0.0), play(0.05, 0.05)
+    torch.testing.assert_close(loose.arm.joint_targets(), tight.arm.joint_targets(), atol=1e-12, rtol=0)
+    joints = tight.arm.parts.arm.ctrl
+    behind = np.abs(loose.arm.ctrl[:, joints] - tight.arm.ctrl[:, joints])
+    assert 0.02 < behind.max() <= 0.025 + 1e-9

@@ -136,6 +136,10 @@ class ImperfectArm(ArmState, Protocol):
     """Reading of each encoder minus the true position, float64; None: encoders are exact."""
     backlash_NJ: Tensor | None
     """Play between motor and joint, float64; None: there is none."""
+    wanted_NJ: Tensor | None
+    """Last joint targets before the backlash, float64; None: those in ``ctrl``."""
+    from_target: bool
+    """Whether actions add to the last targets."""
 
     def measurement(self, qpos_NJ: Tensor, qvel_NJ: Tensor, finger_N1: Tensor) -> Measurement:
         """Compute the measured pose from readings of the encoders."""

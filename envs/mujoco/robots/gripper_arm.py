@@ -41,19 +41,22 @@ class GripperState:
     """State of the arm for tasks, and the movements of experts; see ``embodied.envs.mujoco.robots.base.ArmState``.
 
     An arm action is relative to the present pose. So the controller's only state is the fingers' target, which is in
-    ``ctrl`` and observed. With backlash the joints' last targets are state too, and they are in ``ctrl``.
+    ``ctrl`` and observed. With backlash the joints' last targets are state too, and they are in ``ctrl``. If actions
+    add to the last targets, those before the backlash are in ``wanted_NJ``.
     """
 
     def __init__(self, batch: Simulations, robot: GripperDescription) -> None:
         model = batch.model
         self.robot, self.config, self.scale = robot, robot.config, robot.scale
-        self.num_joints, self.lead = robot.num_joints, 2.3 if robot.config.from_target else 1.0
+        self.from_target = robot.config.from_target
+        self.num_joints, self.lead = robot.num_joints, 2.3 if self.from_target else 1.0
         self.side_rad = np.pi / 2 if robot.thin_along_y else 0.0
         self._qpos, self._qvel, self._ctrl = (live(batch.bind(name)) for name in ("qpos", "qvel", "ctrl"))
         self.prefix, self.arms = robot.prefix, ()
         self.parts = Parts(model, self._qpos.device, robot.prefix)
         self.encoder_offset_NJ: Tensor | None = None
         self.backlash_NJ: Tensor | None = None
+        self.wanted_NJ: Tensor | None = None
         self.move_scale = np.array([term.scale for term in robot.action.terms[:-1]])  # of all entries but the gripper
         self.tcp_site = model.site(f"{robot.prefix}tcp").id
         self.tcp_pos = live(batch.bind("site_xpos"))[:, self.tcp_site]
@@ -91,17 +94,15 @@ class GripperState:
             "joint_pos": self.joint_pos, "joint_vel": self.joint_vel, "fingers": self.finger_qpos,
             "finger_target": self.finger_targets[:, :1], "tcp_pos": self.tcp_pos, "tcp_vel": self.tcp_vel,
         }  # fmt: skip
-        return state | {"joint_target": self.joint_targets()} if self.config.from_target else state
+        return state | {"joint_target": self.joint_targets()} if self.from_target else state
 
     def joint_targets(self) -> Tensor:
         """Return the last joint targets as they were sent to the robot, which reads its own encoders, [N, J]."""
-        sent_NJ = self._ctrl[:, self.parts.arm.ctrl]
+        sent_NJ = self._ctrl[:, self.parts.arm.ctrl] if self.wanted_NJ is None else self.wanted_NJ
         return sent_NJ if self.encoder_offset_NJ is None else sent_NJ + self.encoder_offset_NJ
 
     def commanded(self) -> Measurement:
-        """Return the pose that the last targets ask for. UserError with backlash, behind which they are not known."""
-        if self.backlash_NJ is not None:
-            raise UserError("control.from_target: got true with randomised backlash, allowed without it")
+        """Return the pose that the last targets ask for."""
         target_NJ = self.joint_targets().double()
         return self.measurement(target_NJ, torch.zeros_like(target_NJ), self.finger_targets[:, :1])
 
@@ -117,6 +118,8 @@ class GripperState:
     def reset(self, ids: np.ndarray | Tensor, qpos_nJ: np.ndarray | Tensor) -> None:
         arm, gripper, open_qpos = self.parts.arm, self.parts.gripper, self._qpos.new_tensor(self.robot.open_qpos)
         self._qpos[at(ids, arm.qpos)] = self._ctrl[at(ids, arm.ctrl)] = torch.as_tensor(qpos_nJ)
+        if self.wanted_NJ is not None:
+            self.wanted_NJ[ids] = torch.as_tensor(qpos_nJ).to(self.wanted_NJ)
         self._qpos[at(ids, self.parts.linked)] = open_qpos
         self._ctrl[at(ids, gripper.ctrl)] = self.robot.finger_open_m
 
@@ -158,7 +161,7 @@ class GripperState:
     def move_tool(self, displacement_N3: Tensor, turn_N: Tensor, gripper_N: Tensor, limit_N1: Tensor) -> Tensor:
         if self.config.mode != "ee_delta":
             raise UserError(f"control.mode: the scripted experts need ee_delta, got '{self.config.mode}'")
-        share = LAG if self.config.from_target else 1.0
+        share = LAG if self.from_target else 1.0
         step = (displacement_N3 * share / self.config.delta_m).clamp(-limit_N1, limit_N1)
         turn = (turn_N.unsqueeze(-1) * share / self.config.delta_rad).clamp(-limit_N1, limit_N1)
         yaw = [turn] if self.config.rotation else []
@@ -188,17 +191,19 @@ class AttachedArm(GripperState):
         object. Targets are computed for all N: selecting rows first costs more than it saves.
         """
         arm, gripper = self.parts.arm, self.parts.gripper
-        measured = self.commanded() if self.config.from_target else measured
+        measured = self.commanded() if self.from_target else measured
         qpos_JN = self.qpos[:, arm.qpos].T if measured is None else measured.joint_pos_JN.numpy()
         move_MN = (action_NA[:, :-1] * self.move_scale).T
         target = self.law.joint_targets(move_MN, qpos_JN, lambda: self._tool(measured)).T
         if self.encoder_offset_NJ is not None:  # the robot's own controller reads the same encoders
             target -= self.encoder_offset_NJ.numpy()
+        rows = slice(None) if ids is None else ids
+        if self.wanted_NJ is not None:
+            self.wanted_NJ.numpy()[rows] = target[rows]
         if self.backlash_NJ is not None:
             target = backlash(self.ctrl[:, arm.ctrl], target, self.backlash_NJ.numpy())
         fingers = self.ctrl[:, gripper.ctrl]
         fingers = fingers + self.law.finger_step(self.finger_goal(action_NA[:, -1:]), fingers)
-        rows = slice(None) if ids is None else ids
         self.ctrl[at(rows, arm.ctrl)], self.ctrl[at(rows, gripper.ctrl)] = target[rows], fingers[rows]
 
     def _tool(self, measured: Measurement | None) -> ToolPose:
@@ -241,13 +246,15 @@ class DeviceArm(GripperState):
     def apply(self, action_NA: Tensor, measured: Measurement | None = None) -> None:
         """Write the actuator targets for actions [N, A] in [-1, 1]; see ``AttachedArm.apply``."""
         action, arm = action_NA.double(), self.parts.arm
-        measured = self.commanded() if self.config.from_target else measured
+        measured = self.commanded() if self.from_target else measured
         move_MN = (action[:, :-1] * self.move_scale_M).T
         qpos_JN = self.joint_pos.double().T if measured is None else measured.joint_pos_JN
         tool = self._tool if measured is None else partial(tool_pose, measured)
         target = self.law.joint_targets(move_MN, qpos_JN, tool).T
         if self.encoder_offset_NJ is not None:
             target = target - self.encoder_offset_NJ
+        if self.wanted_NJ is not None:
+            self.wanted_NJ.copy_(target)
         if self.backlash_NJ is not None:
             target = backlash(self.ctrl[:, arm.ctrl].double(), target, self.backlash_NJ)
         self.ctrl[:, arm.ctrl] = target.to(self.ctrl.dtype)

@@ -109,10 +109,11 @@ class PairState:
 
     prefix = ""
     joint_pos, joint_vel, tcp_pos, gripper_pos = map(joined, ("joint_pos", "joint_vel", "tcp_pos", "gripper_pos"))
-    encoder_offset_NJ, backlash_NJ = map(joined, ("encoder_offset_NJ", "backlash_NJ"))
+    encoder_offset_NJ, backlash_NJ, wanted_NJ = map(joined, ("encoder_offset_NJ", "backlash_NJ", "wanted_NJ"))
 
     def __init__(self, arms: Sequence[Any]) -> None:
         self.arms, self.ctrl, self.scale = tuple(arms), arms[0].ctrl, arms[0].scale
+        self.from_target = arms[0].from_target
 
     def measurement(self, *readings_N2: Tensor) -> Measurement:
         """Return both measurements, joined along their first axis."""
