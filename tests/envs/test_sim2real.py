@@ -64,7 +64,8 @@ def test_the_preset_runs_on_every_task(task: str) -> None:
     assert torch.isfinite(step.obs["state"]).all()
 
 
-def test_the_preset_covers_the_perturbed_arm() -> None:
+@pytest.mark.parametrize(("preset", "perturbation"), [("sim2real", "real"), ("sim2real_so101", "so101")])
+def test_the_preset_covers_the_perturbed_arm(preset: str, perturbation: str) -> None:
     of_perturbation = {
         "gains": "stiffness", "joint_damping": "joint_damping", "joint_friction": "joint_friction",
         "object_mass": "object_mass", "object_friction": "finger_friction", "action_delay_s": "action_delay",
@@ -72,8 +73,10 @@ def test_the_preset_covers_the_perturbed_arm() -> None:
         "velocity_noise_rad_s": "velocity_noise", "object_noise_m": "object_noise",
     }  # fmt: skip
     assert of_perturbation.keys() == PERTURBATIONS["real"].keys()
-    for name, value in PERTURBATIONS["real"].items():
-        low, high = SIM2REAL["randomization"][of_perturbation[name]]["range"]
+    terms = read_preset(CONFIG_DIR, "randomization", preset)["randomization"]
+    assert terms.keys() == SIM2REAL["randomization"].keys()
+    for name, value in PERTURBATIONS[perturbation].items():
+        low, high = terms[of_perturbation[name]]["range"]
         assert low < value < high, name
 
 
