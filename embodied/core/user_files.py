@@ -15,7 +15,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from importlib import import_module
 from importlib.abc import MetaPathFinder
-from importlib.machinery import ModuleSpec, SourceFileLoader
+from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from importlib.util import spec_from_file_location
 from pathlib import Path
 from types import CodeType, ModuleType
@@ -26,6 +26,7 @@ from embodied.core.errors import UserError, describe_error, unknown_name
 
 __path__: list[str] = []  # a package, whose modules are the files
 REFERENCE = re.compile(r"(.+\.py)(?::(\w*))?")
+MODULE = re.compile(r"\w+/(\w+)[\w.]*:")
 _named: set[Path] = set()  # files that may be imported
 
 
@@ -74,9 +75,15 @@ def recorded(section: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     """Return the section ``task`` of a run or bundle in ``folder``; if its name is a reference, with a file to import.
 
     That is the recorded one, if it did not come in the folder, or one that was named, with the recorded hash. UserError
-    if there is neither.
+    if there is neither, or if the module of a name like ``gym/my_module:MyEnv-v0`` came in the folder.
     """
     if (found := reference(section["name"])) is None:
+        if module := MODULE.match(section["name"]):
+            spec = PathFinder.find_spec(module[1])
+            places = [spec.origin, *(spec.submodule_search_locations or ())] if spec else []
+            if any(folder.resolve() in Path(place).resolve().parents for place in places if place):
+                why = f"the module {module[1]} of its task came with it"
+                raise UserError(f"'{folder}': {why}: work in another folder, with one that you trust on PYTHONPATH")
         return dict(section)
     path, came_along = found[0], not found[0].is_absolute() or folder.resolve() in found[0].resolve().parents
     for file in (*(() if came_along else (path,)), *_named):

@@ -62,6 +62,19 @@ def test_a_file_that_a_run_names_must_be_where_and_what_it_was(tmp_path: Path) -
     assert user_files.recorded(recorded, run) == section(copy)
 
 
+def test_a_module_that_came_with_a_run_is_not_imported_for_its_task(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, section = tmp_path / "run", {"name": "gym/brought.inner:Env-v0"}
+    (run / "brought").mkdir(parents=True)
+    (run / "brought" / "__init__.py").write_text("raise SystemExit('the code of a stranger runs')")
+    assert user_files.recorded(section, run) == section
+    monkeypatch.syspath_prepend(run)  # as in that folder
+    with pytest.raises(UserError, match="the module brought of its task came with it: work in another folder"):
+        user_files.recorded(section, run)
+    assert user_files.recorded({"name": "gym/gymnasium:CartPole-v1"}, run)
+
+
 def test_a_file_that_came_with_a_run_is_imported_only_if_it_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
