@@ -28,6 +28,7 @@ for task in ("lift", "pick_place"):
                 pool.step(action)
             speeds[robot].append(STEPS * ENVS / (time.process_time() - began_s))
     ratio = median(one / other for one, other in zip(speeds["so101"], speeds["panda"], strict=True))
-    result[task] = {robot: round(median(found)) for robot, found in speeds.items()} | {"so101_over_panda": round(ratio, 3)}
+    result[task] = {robot: round(median(found)) for robot, found in speeds.items()}
+    result[task]["so101_over_panda"] = round(ratio, 3)
 print(result)
 Path(__file__).with_suffix(".json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
