@@ -94,7 +94,7 @@ def test_one_arm_cannot_lift_the_bar_level() -> None:
     env = two(num_envs=16)
     (view, handle), (_, other) = env.task.hands
     for t in range(50):
-        target, gripper = common.grasp_move(view, handle)
+        target, gripper = common.grasp_move(view, handle, env.task.half_width_m)
         if t > 20:
             target, gripper = view.tcp_pos + torch.tensor([0.0, 0.0, 0.1]), -torch.ones(16)
         move = common.move_towards(view, target, gripper, limit=1.0 if t < 20 else 0.5)
@@ -127,6 +127,15 @@ def test_both_arms_are_randomised_and_measured_apart() -> None:
     assert env.task._grasped().float().mean() > 0.5
     stiffness = env.batch.expanded("actuator_gainprm")[:, [env.model.actuator("right/joint1").id, 0], 0]
     assert stiffness.std(0).min() > 50
+
+
+def test_arms_whose_actions_add_to_the_last_targets_have_backlash_each() -> None:
+    terms = read_preset(CONFIG_DIR, "randomization", "sim2real_so101")["randomization"]
+    env = two("so101", sim={"randomization": terms})
+    env.step(torch.full((4, env.spec.action_dim), 0.5))
+    offsets, wanted = halves(env.arm.encoder_offset_NJ), halves(env.state_dict()["hardware/wanted"])
+    for arm, offset, of_arm in zip(env.arm.arms, offsets, wanted, strict=True):
+        torch.testing.assert_close(arm.joint_targets(), of_arm + offset)
 
 
 def test_cameras_show_both_and_a_hand_has_its_own() -> None:

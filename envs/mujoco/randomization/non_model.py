@@ -120,8 +120,8 @@ class NonModelRandomization:
         self._targets = list(by_field.values())
         self.values = {field: target.value_NE for field, target in by_field.items() if isinstance(target, Value)}
         arm.encoder_offset_NJ, arm.backlash_NJ = self.values.get("encoder_offset"), self.values.get("backlash")
-        if arm.backlash_NJ is not None and arm.from_target:
-            arm.wanted_NJ = self.values["wanted"] = torch.zeros_like(arm.backlash_NJ)
+        if arm.from_target and "backlash" in self.values:
+            arm.wanted_NJ = self.values["wanted"] = torch.zeros_like(self.values["backlash"])
         self.sensing = None
         if not SENSED.isdisjoint(self.values):
             self.sensing = Sensing(task, arm, self.values, longest(terms), noise)
