@@ -81,11 +81,11 @@ def recorded(section: Mapping[str, Any], folder: Path) -> dict[str, Any]:
         if module := MODULE.match(section["name"]):
             spec = PathFinder.find_spec(module[1])
             places = [spec.origin, *(spec.submodule_search_locations or ())] if spec else []
-            if any(folder.resolve() in Path(place).resolve().parents for place in places if place):
+            if any(_came_in(folder, Path(place)) for place in places if place):
                 why = f"the module {module[1]} of its task came with it"
                 raise UserError(f"'{folder}': {why}: work in another folder, with one that you trust on PYTHONPATH")
         return dict(section)
-    path, came_along = found[0], not found[0].is_absolute() or folder.resolve() in found[0].resolve().parents
+    path, came_along = found[0], not found[0].is_absolute() or _came_in(folder, found[0])
     for file in (*(() if came_along else (path,)), *_named):
         if file.is_file() and sha256(file) == section.get("task_sha256"):
             _named.add(file)
@@ -93,6 +93,10 @@ def recorded(section: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     copy = folder / path.name if (folder / path.name).is_file() else "..."
     why = f"the file of its task, {path}, {'came with it' if came_along else 'is missing or has changed'}"
     raise UserError(f"'{folder}': {why}: name the file that it was made with, if you trust it: task_file={copy}")
+
+
+def _came_in(folder: Path, path: Path) -> bool:
+    return folder.resolve() in path.resolve().parents
 
 
 def checked(section: Mapping[str, Any]) -> dict[str, Any]:

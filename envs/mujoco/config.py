@@ -1,5 +1,6 @@
 """Options of our simulators, robots and objects, and the registry of robots."""
 
+from collections.abc import Collection
 from dataclasses import field
 from typing import Any, Literal, NamedTuple
 
@@ -112,11 +113,14 @@ class Scale(NamedTuple):
     size: float = 1.0
     """Of objects: how wide the gripper opens."""
 
-    def of(self, option: str) -> float:
-        """Return the factor of an option by the unit in its name; 1 for one without length or mass."""
+    def of(self, option: str, as_objects: Collection[str]) -> float:
+        """Return the factor of an option by the unit in its name; 1 for one without length or mass.
+
+        as_objects: lengths that follow the size of objects.
+        """
         if option.endswith("_kg"):
             return self.size**3
-        if option in ("cube_half_m", "base_half_m", "handle_half_m"):
+        if option in as_objects:
             return self.size
         return self.reach if option.endswith("_m") else 1.0
 

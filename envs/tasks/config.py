@@ -21,13 +21,13 @@ GRASP_M = 0.03  # greatest half width between fingers that open to 0.04 m on eac
 class TaskConfig:
     """Options that every task has.
 
-    Default lengths are for the Panda. Those of another robot are multiples of them: with names that end in ``_half_m``,
-    of cubes, by the opening of its gripper, masses by the cube of that, all others by the reach of its workspace. A
-    robot whose tool needs more time for its way has a longer time limit.
+    Default lengths are for the Panda. Those of another robot are multiples of them: those in ``as_objects`` by the
+    opening of its gripper, masses by the cube of that, all others by the reach of its workspace. A robot whose tool
+    needs more time for its way has a longer time limit.
     """
 
-    as_objects: ClassVar[tuple[str, ...]] = ()
-    """Lengths that are multiples of those of the Panda by the opening of the gripper, as objects are."""
+    as_objects: ClassVar[tuple[str, ...]] = ("cube_half_m", "base_half_m", "handle_half_m")
+    """Names of lengths that follow the opening of the gripper, as objects do."""
 
     robot: str = "panda"
     """Name of the robot, or the path of its YAML file."""
@@ -70,7 +70,7 @@ class TaskConfig:
         scale = robot_scale(self.robot)
         for option in fields(self):
             value, default = getattr(self, option.name), cast(Any, option.default)
-            factor = scale.size if option.name in self.as_objects else scale.of(option.name)
+            factor = scale.of(option.name, self.as_objects)
             if factor != 1 and value is default:  # a user's numbers are other objects
                 scaled = tuple(factor * x for x in value) if isinstance(value, tuple) else factor * value
                 object.__setattr__(self, option.name, scaled)
@@ -222,7 +222,7 @@ class StackConfig(CubeConfig):
 class TabletopConfig(PlacingConfig):
     """Options of Tabletop."""
 
-    as_objects = ("wall_m", "carry_m")  # objects stand in the trays
+    as_objects = (*TaskConfig.as_objects, "wall_m", "carry_m")  # objects stand in the trays
 
     words: Words = field(default_factory=default_words)
     """Vocabulary of the instructions."""

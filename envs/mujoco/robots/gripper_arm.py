@@ -61,6 +61,7 @@ class GripperState:
         self.tcp_site = model.site(f"{robot.prefix}tcp").id
         self.tcp_pos = live(batch.bind("site_xpos"))[:, self.tcp_site]
         self.tcp_mat = live(batch.bind("site_xmat"))[:, self.tcp_site]
+        self._meet_13 = None if robot.jaws is None else robot.jaws.hold(self.tcp_pos.new_zeros(1))[1]
         velocity = model.sensor(f"{robot.prefix}tcp_vel").adr[0]
         self.tcp_vel = live(batch.bind("sensordata"))[:, velocity : velocity + 3]
 
@@ -132,17 +133,17 @@ class GripperState:
         return middle_n3
 
     def tip(self) -> Tensor:
-        return self._middle(0.0)
+        return self.tcp_pos if self._meet_13 is None else self._from_tool(self._meet_13)
 
     def above(self, width_m: float | Tensor) -> Tensor:
-        return self._middle((width_m + self.robot.gap_m[1]) / 2)
-
-    def _middle(self, gap_m: float | Tensor) -> Tensor:
-        """Return the middle of a gap this wide between the fingers, [N, 3]."""
         if self.robot.jaws is None:
             return self.tcp_pos
-        _, middle_n3 = self.robot.jaws.hold(torch.as_tensor(gap_m).to(self.tcp_pos).reshape(-1))
-        return self.tcp_pos + (self.tcp_mat.reshape(-1, 3, 3) * middle_n3.unsqueeze(1)).sum(-1)
+        gap_n = torch.as_tensor((width_m + self.robot.gap_m[1]) / 2).to(self.tcp_pos).reshape(-1)
+        return self._from_tool(self.robot.jaws.hold(gap_n)[1])
+
+    def _from_tool(self, offset_n3: Tensor) -> Tensor:
+        """Return the points at offsets in the tool's frame, [N, 3]."""
+        return self.tcp_pos + (self.tcp_mat.reshape(-1, 3, 3) * offset_n3.unsqueeze(1)).sum(-1)
 
     def squeezing(self) -> Tensor:
         touch_m, sign = self.robot.finger_touch_m, 1 if self.robot.finger_open_m > self.robot.finger_closed_m else -1
