@@ -118,15 +118,9 @@ def compose(
 
 
 def read_preset(config_dir: Path, group: str, choice: str) -> dict[str, Any]:
-    """Return the settings of a preset, on top of those of the preset ``like``, if its file names one.
-
-    UserError with the nearest name for an unknown one.
-    """
+    """Return the settings of a preset. UserError with the nearest name for an unknown one."""
     path = config_dir / group / f"{_known_choice(config_dir / group, choice, ())}.yaml"
     settings: Any = OmegaConf.to_container(OmegaConf.load(path))
-    like = settings.pop("like", None)
-    if like is not None:
-        settings = OmegaConf.to_container(OmegaConf.merge(read_preset(config_dir, group, like), settings))
     return dict(settings)
 
 

@@ -11,7 +11,6 @@ from embodied.core.errors import UserError, unknown_name
 from embodied.deployment.bundle.description import Bundle
 from embodied.deployment.control.inference import TIMEOUT_S
 from embodied.deployment.control.schedule import Schedule, ScheduleName, ticks_per_step
-from embodied.deployment.robots.sim import PERTURBATIONS
 from embodied.deployment.serving.protocol import read_api_key
 from embodied.deployment.validation import Options, Ranges
 
@@ -46,7 +45,7 @@ class DeployOptions(Options):
     propose_mapping: bool = False
     confirm_mapping: str | None = None
     robot_options: str = "{}"
-    perturbation: str = "none"
+    perturbation: Literal["none", "real"] = "none"
     lockstep: bool = False
     report: str | None = None
     video: bool = True
@@ -70,8 +69,6 @@ class DeployOptions(Options):
             raise UserError("mapping: robot=sim has the names and units of its bundle, and needs none")
         if self.propose_mapping and self.confirm_mapping is not None:
             raise UserError("propose_mapping and confirm_mapping: give one; between them a person looks at the picture")
-        if self.perturbation not in PERTURBATIONS:
-            raise unknown_name("perturbation", self.perturbation, PERTURBATIONS)
         if self.report is not None and Path(self.report).exists():
             raise UserError(f"report={self.report} exists; give a new directory")
 

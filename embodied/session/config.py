@@ -16,7 +16,7 @@ from pydantic import Field
 import embodied
 from embodied.algos.registry import ALGORITHMS
 from embodied.core import user_files
-from embodied.core.config import GROUPS, PRESETS, apply_values, compose, read_preset
+from embodied.core.config import GROUPS, PRESETS, apply_values, compose, nest, read_preset
 from embodied.core.errors import UserError, unknown_name
 from embodied.core.options import (
     NonNegative,
@@ -29,6 +29,7 @@ from embodied.core.options import (
     from_mapping,
 )
 from embodied.envs.episodes.registry import SAMPLERS
+from embodied.envs.mujoco.robot_file import robot_randomization
 from embodied.envs.registry import DEFAULT_FAMILY, FAMILIES, TASKS, sim_options, split_name
 from embodied.policies.config import POLICIES
 from embodied.runtime.config import RuntimeConfig
@@ -119,7 +120,17 @@ def compose_run(overrides: Mapping[str, Any], derived: Mapping[str, Any] = Mappi
 
     derived: nested values that follow from the task, for ``embodied.session.defaults``.
     """
-    return resolve(compose(CONFIG_DIR, "train", expand(overrides), TASKS.names(), derived))
+    words = expand(overrides)
+    task = {key.removeprefix("task."): value for key, value in words.items() if key.startswith("task.")}
+    own = _of_robot(words.get("randomization"), nest(task))
+    return resolve(compose(CONFIG_DIR, "train", words, TASKS.names(), {"sim": own, **derived} if own else derived))
+
+
+def _of_robot(randomization: str | None, task: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of the simulator that a robot's file has in place of those of a preset."""
+    robot = task.get("robot") or next(iter(task.get("robots", {}).values()), None)
+    own = robot_randomization(robot) if randomization == "sim2real" and isinstance(robot, str) else {}
+    return {"randomization": own} if own else {}
 
 
 def read_run(run_dir: Path) -> RunConfig:
@@ -166,11 +177,12 @@ def with_environments(config: RunConfig, sim: str | None, randomization: str | N
         terms = sections["sim"].get("randomization")
         sections["sim"] = {"name": sim} | ({"randomization": terms} if terms else {})
     if randomization is not None:
-        settings = read_preset(CONFIG_DIR, "randomization", randomization)
+        preset = read_preset(CONFIG_DIR, "randomization", randomization)
+        settings: Any = OmegaConf.merge(preset, _of_robot(randomization, sections["task"]))
         for path in (CONFIG_DIR / "randomization").glob("*.yaml"):
             for key in read_preset(CONFIG_DIR, "randomization", path.stem):
                 sections["sim"].pop(key, None)
-        sections["sim"] |= settings
+        sections["sim"] |= OmegaConf.to_container(settings)
     return config if sim is randomization is None else resolve(sections)
 
 

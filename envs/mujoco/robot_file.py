@@ -17,11 +17,13 @@ from embodied.core.errors import UserError, one_line, unknown_name
 from embodied.core.options import NonNegative, Positive, config_dataclass, from_mapping
 from embodied.core.user_files import find_file
 from embodied.envs.mujoco.config import ROBOTS, ControlConfig, Scale
+from embodied.envs.mujoco.perturbation import REAL, Perturbation
 
 FOLDER = Path(embodied.__file__).parent / "configs" / "robot"
 Vector = tuple[float, float, float]
 PANDA_OPENING_M = 0.08
 STEPS_TO_CLOSE = 5  # control steps in which a gripper closes
+OF_OTHERS = ("max_velocity", "randomization", "perturbation")  # keys that the simulation of a task does not depend on
 
 
 @config_dataclass
@@ -135,6 +137,10 @@ class RobotFile:
     """Largest speed of each joint by its name; without it policies cannot be exported to the robot."""
     timestep_s: Positive = 0.01
     """Physics step."""
+    randomization: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """What is different for this robot in terms of ``randomization=sim2real``, by the term's name."""
+    perturbation: Perturbation = REAL
+    """How it differs under ``perturbation=real`` (embodied.deploy robot=sim)."""
 
     def __post_init__(self) -> None:
         if bool(self.home) == bool(self.keyframe):
@@ -174,7 +180,7 @@ def _parsed(path: Path, text: str) -> tuple[RobotFile, Mapping[str, Any]]:
         raise UserError(f"robot {path}: cannot be read: {one_line(error)}") from error
     if not isinstance(data, dict):
         raise UserError(f"robot {path}: got no keys, needed: those of a robot, such as mjcf")
-    said = {key: value for key, value in data.items() if key != "max_velocity"}  # which no simulation depends on
+    said = {key: value for key, value in data.items() if key not in OF_OTHERS}
     return from_mapping(RobotFile, data, file=f"robot {path.name}"), said
 
 
@@ -225,3 +231,15 @@ def control_options(robot: str, control: Mapping[str, Any]) -> Any:
     file = read_robot(path)
     rate = {"gripper_m": abs(file.gripper.open - file.gripper.closed) / STEPS_TO_CLOSE}
     return from_mapping(ControlConfig, {**rate, **file.control, **control}, "control")
+
+
+def robot_randomization(name: str) -> Mapping[str, Any]:
+    """Return what a robot's file changes in terms of ``randomization=sim2real``; nothing for robots of a class."""
+    path = robot_path(name)
+    return {} if path is None else read_robot(path).randomization
+
+
+def robot_perturbation(name: str) -> Perturbation:
+    """Return how a robot differs from the one of training under ``perturbation=real``."""
+    path = robot_path(name)
+    return REAL if path is None else read_robot(path).perturbation

@@ -30,9 +30,10 @@ from embodied.deployment.control.loop import ControlLoop
 from embodied.deployment.control.safety import Limits, Safety
 from embodied.deployment.control.site import move_home
 from embodied.deployment.robots.base import Robot
-from embodied.deployment.robots.sim import PERTURBATIONS, SimRobot
+from embodied.deployment.robots.sim import SimRobot
+from embodied.envs.mujoco.perturbation import Perturbation
 from embodied.envs.mujoco.robots.gripper_arm import backlash
-from embodied.envs.mujoco.robots.robot_process import Perturbation, RobotOptions, SimulatedArm
+from embodied.envs.mujoco.robots.robot_process import RobotOptions, SimulatedArm
 from embodied.session.factories import evaluation_plans, make_env
 from tests.commands.helpers import run
 from tests.deployment.builders import make_bundle
@@ -215,10 +216,9 @@ def test_the_way_home_keeps_away_from_a_tightened_speed(robot: SimRobot, monkeyp
 
 
 def test_perturbations_change_the_arm() -> None:
-    assert {*PERTURBATIONS["real"]} == {*Perturbation.__dataclass_fields__}
     moved = []
     for perturbation in ({}, {"gains": 0.3}, {"action_delay_s": 0.2}, {"backlash_rad": 0.2}):
-        arm = SimulatedArm(RobotOptions("pick_place", SIMULATION["task"], perturbation=Perturbation(**perturbation)))
+        arm = SimulatedArm(RobotOptions("pick_place", SIMULATION["task"]), Perturbation(**perturbation))
         start = arm.observe()
         targets = {f"{name}.pos": start[f"{name}.pos"] for name in arm.joints} | {"gripper.pos": start["gripper.pos"]}
         arm.act(targets | {"joint1.pos": start["joint1.pos"] + 0.1})
@@ -323,7 +323,7 @@ def test_the_command_drives_the_robot_and_reports(tmp_path: Path) -> None:
         ("episodes=0", "episodes: got 0, allowed: at least 1"),
         ("episode=1", "unknown key 'episode'. Did you mean 'episodes'"),
         ("robot=franka", "unknown robot 'franka'"),
-        ("perturbation=rael", "Did you mean 'real'"),
+        ("perturbation=rael", "perturbation: got 'rael', allowed: none, real"),
         ("episodes=two", "episodes: got 'two', allowed: an integer"),
         ("speed=2", "limits can only be tightened"),
         ("schedule=async", "schedule: got 'async', allowed: synchronous, ensemble, rtc"),

@@ -47,7 +47,7 @@ def test_a_run_and_its_bundle_agree_and_drive_the_simulated_arm(tmp_path: Path) 
     assert run(export.main, [f"run={trained}", f"out={bundle}", "episodes=2"]).result["parity_max"] < 1e-5
     words = [f"policies=[{trained},{bundle}]", "limit=20", "num_threads=1", f"out={tmp_path}/compared.json"]
     assert run(compare.main, words).result["solved_by_one"] == [0, 0]
-    for words in (["episodes=3", "lockstep=true", "perturbation=so101"], ["episodes=1"]):
+    for words in (["episodes=3", "lockstep=true", "perturbation=real"], ["episodes=1"]):
         driven = run(deploy.main, [f"bundle={bundle}", "robot=sim", *words])
         assert driven.code == 0, driven.stderr
         assert driven.result["ended"] == {"time limit": driven.result["episodes"]}

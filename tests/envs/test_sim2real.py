@@ -14,10 +14,11 @@ import torch
 from embodied.core.arm import Chain
 from embodied.core.config import parse_overrides, read_preset
 from embodied.core.errors import UserError
-from embodied.deployment.robots.sim import PERTURBATIONS
 from embodied.envs import MujocoPool, make_sampler
 from embodied.envs.episodes.seeding import EpisodeRng
+from embodied.envs.mujoco.perturbation import Perturbation
 from embodied.envs.mujoco.randomization.object_shapes import SIZE_FIELDS
+from embodied.envs.mujoco.robot_file import robot_perturbation
 from embodied.envs.mujoco.scene import Shape, add_object
 from embodied.session.config import CONFIG_DIR, compose_run, with_environments
 from tests.envs.helpers import TASK_NAMES, actions, assert_same, pool, restart
@@ -64,20 +65,25 @@ def test_the_preset_runs_on_every_task(task: str) -> None:
     assert torch.isfinite(step.obs["state"]).all()
 
 
-@pytest.mark.parametrize(("preset", "perturbation"), [("sim2real", "real"), ("sim2real_so101", "so101")])
-def test_the_preset_covers_the_perturbed_arm(preset: str, perturbation: str) -> None:
+@pytest.mark.parametrize("robot", ["panda", "so101"])
+def test_the_preset_covers_the_perturbed_arm(robot: str) -> None:
     of_perturbation = {
         "gains": "stiffness", "joint_damping": "joint_damping", "joint_friction": "joint_friction",
         "object_mass": "object_mass", "object_friction": "finger_friction", "action_delay_s": "action_delay",
         "backlash_rad": "backlash", "encoder_offset_rad": "encoder_offset", "joint_noise_rad": "joint_noise",
         "velocity_noise_rad_s": "velocity_noise", "object_noise_m": "object_noise",
     }  # fmt: skip
-    assert of_perturbation.keys() == PERTURBATIONS["real"].keys()
-    terms = read_preset(CONFIG_DIR, "randomization", preset)["randomization"]
+    perturbation = asdict(robot_perturbation(robot))
+    assert of_perturbation.keys() == perturbation.keys()
+    plain = compose_run({"task": "lift", "task.robot": robot})
+    config = compose_run({"task": "lift", "task.robot": robot, "randomization": "sim2real"})
+    assert config.sim == with_environments(plain, None, "sim2real").sim
+    terms = config.sim.options.randomization
     assert terms.keys() == SIM2REAL["randomization"].keys()
-    for name, value in PERTURBATIONS[perturbation].items():
-        low, high = terms[of_perturbation[name]]["range"]
-        assert low < value < high, name
+    for name, value in perturbation.items():
+        if value != getattr(Perturbation(), name):
+            low, high = terms[of_perturbation[name]].range
+            assert low < value < high, name
 
 
 def test_a_term_can_be_changed_or_removed() -> None:

@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from embodied.core.config import read_preset
 from embodied.core.errors import UserError
 from embodied.core.spec import CameraSpec
 from embodied.deployment.bundle.write import check_exportable
@@ -21,7 +20,7 @@ from embodied.envs.mujoco.config import SIDES
 from embodied.envs.mujoco.robots.pair import halves
 from embodied.envs.rendering.cameras import Camera
 from embodied.envs.tasks import common
-from embodied.session.config import CONFIG_DIR
+from embodied.session.config import compose_run
 from tests.envs.helpers import PANDA, pool
 from tests.envs.test_warp import kernels, make
 
@@ -114,7 +113,7 @@ def test_the_check_of_a_robot_checks_both() -> None:
 
 
 def test_both_arms_are_randomised_and_measured_apart() -> None:
-    terms = read_preset(CONFIG_DIR, "randomization", "sim2real")["randomization"]
+    terms = compose_run({"randomization": "sim2real"}).sim.options.randomization
     env = two(num_envs=32, sim={"randomization": terms})
     offset = env.arm.encoder_offset_NJ
     assert offset.shape == (32, 14)
@@ -130,7 +129,9 @@ def test_both_arms_are_randomised_and_measured_apart() -> None:
 
 
 def test_arms_whose_actions_add_to_the_last_targets_have_backlash_each() -> None:
-    terms = read_preset(CONFIG_DIR, "randomization", "sim2real_so101")["randomization"]
+    words = {"task": "lift_bar", "task.robots": {"left": "so101", "right": "so101"}, "randomization": "sim2real"}
+    terms = compose_run(words).sim.options.randomization
+    assert terms["backlash"].range == (0, 0.02)
     env = two("so101", sim={"randomization": terms})
     env.step(torch.full((4, env.spec.action_dim), 0.5))
     offsets, wanted = halves(env.arm.encoder_offset_NJ), halves(env.state_dict()["hardware/wanted"])

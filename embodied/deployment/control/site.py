@@ -28,7 +28,7 @@ from embodied.deployment.control.safety import Safety, Watchdog
 from embodied.deployment.options import DeployOptions
 from embodied.deployment.robots.base import GRIPPER, Robot, age, connected, joint_names, joint_values
 from embodied.deployment.robots.setup import mapped
-from embodied.deployment.robots.sim import PERTURBATIONS, SimRobot
+from embodied.deployment.robots.sim import SimRobot
 
 SPEED = 0.2  # share of the largest speed of the joints
 SHARE = 0.5  # at most this share of a limit that an option tightened, so that the safety need not intervene
@@ -87,7 +87,7 @@ class SimulatedSite(Site):
 def site_of(options: DeployOptions, path: Path, bundle: Bundle) -> Iterator[Site]:
     """Yield the site of the options with a connected robot. UserError for bad options."""
     if options.robot == "sim":
-        simulated = SimRobot(bundle, read_simulation(path), PERTURBATIONS[options.perturbation], options.lockstep)
+        simulated = SimRobot(bundle, read_simulation(path), options.perturbation == "real", options.lockstep)
         with simulated:
             yield SimulatedSite(simulated, simulated)
         return

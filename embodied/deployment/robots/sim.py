@@ -26,38 +26,26 @@ START_S = 120.0  # longest start of the process
 REPLY_S = 60.0  # longest answer
 FILM_S = 900.0  # longest drawing of a film: every frame is ray cast
 
-PERTURBATIONS: dict[str, dict[str, float]] = {
-    "none": {},
-    "real": {
-        "gains": 0.8, "joint_damping": 1.5, "joint_friction": 0.3, "object_mass": 1.3, "object_friction": 0.8,
-        "action_delay_s": 0.02, "backlash_rad": 0.004, "encoder_offset_rad": 0.003, "joint_noise_rad": 0.0005,
-        "velocity_noise_rad_s": 0.01, "object_noise_m": 0.002,
-    },
-    "so101": {"gains": 0.8, "backlash_rad": 0.017, "encoder_offset_rad": 0.017},
-}  # fmt: skip
-"""Perturbations by name; the options are those of ``embodied.envs.mujoco.robots.robot_process.Perturbation``."""
-
 
 class SimRobot(Clock):
     """A ``Robot`` in its own process, and the clock of its control loop. ConnectionError when the process has ended.
 
-    bundle: what drives it, or the spec of an environment. simulation: ``simulation.json`` of the bundle. perturbation:
-    differences from training. lockstep: time passes only by ``sleep_until``, so that a run is exact and as fast as the
-    machine allows; otherwise it is real. Either way the physics is at the step nearest to the clock, so that a command
-    takes effect there.
+    bundle: what drives it, or the spec of an environment. simulation: ``simulation.json`` of the bundle. perturbed:
+    whether the arm differs from the one of training, as its robot's file says. lockstep: time passes only by
+    ``sleep_until``, so that a run is exact and as fast as the machine allows; otherwise it is real. Either way the
+    physics is at the step nearest to the clock, so that a command takes effect there.
     """
 
     def __init__(
-        self, bundle: Bundle | EnvSpec, simulation: Mapping[str, Any], perturbation: Mapping[str, float] | None = None,
-        lockstep: bool = False,
-    ) -> None:  # fmt: skip
+        self, bundle: Bundle | EnvSpec, simulation: Mapping[str, Any], perturbed: bool = False, lockstep: bool = False
+    ) -> None:
         assert bundle.arm is not None
         self.arm, self.cameras = bundle.arm, bundle.cameras
         self.name, self.lockstep = f"{bundle.robot} (simulated)", lockstep
         self._options = {
             "task": simulation["task"]["name"], "task_options": simulation["task"], "lockstep": lockstep,
             "cameras": [{"name": c.name, "height": c.height, "width": c.width} for c in self.cameras],
-            "perturbation": dict(perturbation or {}),
+            "perturbed": perturbed,
         }  # fmt: skip
         self._process: ChildProcess | None = None
         self._observed: list[str] = []

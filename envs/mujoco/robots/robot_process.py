@@ -22,59 +22,18 @@ import torch
 from numpy.typing import NDArray
 
 from embodied.core.errors import UserError
-from embodied.core.options import NonNegative, Positive, config_dataclass, from_mapping
+from embodied.core.options import config_dataclass, from_mapping
 from embodied.core.process.child import end_with_parent
 from embodied.core.seeds import Purpose, first_env_seed
 from embodied.core.spec import CameraSpec
 from embodied.envs import first_episodes, make_pool
+from embodied.envs.mujoco.perturbation import Perturbation
+from embodied.envs.mujoco.robot_file import robot_perturbation
 from embodied.envs.mujoco.robots.gripper_arm import backlash
 
 CURRENT = int(mujoco.mjtStage.mjSTAGE_VEL)
 FILM_SIZE = (320, 240)
 FILM_DT_S = 0.1
-
-
-@config_dataclass
-class Perturbation:
-    """Differences of the arm from the one of training; the defaults are none."""
-
-    gains: Positive = 1.0
-    """Factor of the stiffness of every position controller of the arm."""
-    joint_damping: Positive = 1.0
-    """Factor of the joints' viscous damping."""
-    joint_friction: NonNegative = 0.0
-    """Dry friction of every joint of the arm, N m."""
-    object_mass: Positive = 1.0
-    """Factor of the mass of every object."""
-    object_friction: Positive = 1.0
-    """Factor of the sliding friction of the fingers."""
-    action_delay_s: NonNegative = 0.0
-    """Time from a command to its effect."""
-    backlash_rad: NonNegative = 0.0
-    """Play between motor and joint: the joint follows once the motor is half of it ahead."""
-    encoder_offset_rad: NonNegative = 0.0
-    """Largest constant error of each encoder; drawn per episode."""
-    joint_noise_rad: NonNegative = 0.0
-    """Standard deviation of measured joint positions."""
-    velocity_noise_rad_s: NonNegative = 0.0
-    """Standard deviation of measured joint velocities."""
-    object_noise_m: NonNegative = 0.0
-    """Standard deviation of the external quantities in metres."""
-
-    def terms(self) -> dict[str, dict[str, Any]]:
-        """Return the constant differences as terms of randomisation with one value each.
-
-        Encoders, noise and backlash act where this process meets the robot's computer, at any of its ticks.
-        """
-        fields: dict[str, tuple[float, dict[str, Any]]] = {
-            "actuator_gainprm": (self.gains, {"names": ["arm"], "column": 0}),
-            "dof_damping": (self.joint_damping, {"names": ["arm"]}),
-            "dof_frictionloss": (self.joint_friction, {"names": ["arm"], "operation": "add"}),
-            "body_mass": (self.object_mass, {"names": ["objects"]}),
-            "geom_friction": (self.object_friction, {"names": ["fingers"], "column": 0}),
-            "action_delay": (self.action_delay_s, {}),
-        }
-        return {name: {"field": name, "range": [value, value], **options} for name, (value, options) in fields.items()}
 
 
 @config_dataclass
@@ -87,8 +46,8 @@ class RobotOptions:
     """Options of the task, as in training."""
     cameras: tuple[dict[str, Any], ...] = ()
     """Cameras that are observed: name, height and width."""
-    perturbation: Perturbation = Perturbation()
-    """Differences from training."""
+    perturbed: bool = False
+    """Whether the arm has its robot's perturbation."""
     lockstep: bool = False
     """Whether time passes only by ``advance``."""
 
@@ -96,8 +55,9 @@ class RobotOptions:
 class SimulatedArm:
     """One simulation of the task, driven by joint targets. Times are seconds of simulation."""
 
-    def __init__(self, options: RobotOptions) -> None:
-        self.perturbation = options.perturbation
+    def __init__(self, options: RobotOptions, perturbation: Perturbation | None = None) -> None:
+        robot = str(options.task_options.get("robot", "panda"))
+        self.perturbation = perturbation or (robot_perturbation(robot) if options.perturbed else Perturbation())
         cameras = [CameraSpec(**camera) for camera in options.cameras]
         config = {key: value for key, value in options.task_options.items() if key not in ("name", "held_starts")}
         sim = {"randomization": self.perturbation.terms()}
