@@ -1,6 +1,5 @@
 """A robot as a YAML file: which MJCF, what in it is the robot, and how it starts and moves. Imports no simulator."""
 
-import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import field
@@ -17,6 +16,7 @@ from embodied.core.errors import UserError, one_line, unknown_name
 from embodied.core.options import NonNegative, Positive, config_dataclass, from_mapping
 from embodied.core.user_files import find_file
 from embodied.envs.mujoco.config import ROBOTS, ControlConfig, Scale
+from embodied.envs.mujoco.mjcf_files import hashes
 from embodied.envs.mujoco.perturbation import REAL, Perturbation
 
 FOLDER = Path(embodied.__file__).parent / "configs" / "robot"
@@ -201,17 +201,18 @@ def mjcf_path(path: Path, mjcf: str) -> Path:
 
 
 def robot_hashes(name: str) -> tuple[str, ...]:
-    """Return hashes of what a robot's YAML and MJCF files say, without the meshes; empty ones for a robot of a class.
+    """Return hashes of a robot's YAML and MJCF files and of their meshes; an empty one for a robot of a class.
 
-    The second one is without the robot's camera, as of a run that was made before the camera was added.
+    All but the first are of earlier runs: before the camera was added to the YAML, or before meshes were hashed.
     """
     if (path := robot_path(name)) is None:
         return ("",)
     file, said = _read(path)
-    mjcfs = [mjcf_path(path, mjcf).read_bytes() for mjcf in (file.mjcf, file.gripper.mjcf) if mjcf]
+    mjcfs = [mjcf_path(path, mjcf) for mjcf in (file.mjcf, file.gripper.mjcf) if mjcf]
     blind = {key: value for key, value in said.items() if key != "camera"}
     yamls = [json.dumps(each, sort_keys=True).encode() for each in (said, blind)]
-    return tuple(hashlib.sha256(b"\0".join([each, *mjcfs])).hexdigest() for each in yamls)
+    contents = [b"\0".join([each, *(mjcf.read_bytes() for mjcf in mjcfs)]) for each in yamls]
+    return tuple(each for content in contents for each in hashes(content, mjcfs))
 
 
 def robot_scale(name: str) -> Scale:

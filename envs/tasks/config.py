@@ -6,8 +6,9 @@ from typing import Any, ClassVar, cast
 
 from embodied.core.errors import UserError
 from embodied.core.options import Fraction, Positive, PositiveInt, config_dataclass
-from embodied.core.user_files import find_file, sha256
+from embodied.core.user_files import find_file
 from embodied.envs.mujoco.config import SIDES, Scale
+from embodied.envs.mujoco.mjcf_files import hashes
 from embodied.envs.mujoco.robot_file import FOLDER, control_options, robot_hashes, robot_path, robot_scale
 from embodied.envs.tasks.words import Words as Words
 from embodied.envs.tasks.words import default_words
@@ -58,12 +59,13 @@ class TaskConfig:
             object.__setattr__(self, "robot", str(path))  # evaluations may run in another directory
         if self.scene:
             object.__setattr__(self, "scene", str(find_file("scene", self.scene)))
-        scene_hash = sha256(Path(self.scene)) if self.scene else ""
-        for part, present in {"robot": robot_hashes(self.robot), "scene": (scene_hash,)}.items():
+        scene = Path(self.scene)
+        of_scene = hashes(scene.read_bytes(), [scene]) if self.scene else ("",)
+        for part, present in {"robot": robot_hashes(self.robot), "scene": of_scene}.items():
             kept = getattr(self, f"{part}_sha256")
             if kept not in ("", *present):
                 what = f"{part} {getattr(self, part)}"
-                raise UserError(f"{what}: its YAML or MJCF file is not the one that the run was made with")
+                raise UserError(f"{what}: its files are not those that the run was made with")
             object.__setattr__(self, f"{part}_sha256", kept or present[0])
         control = control_options(self.robot, self.control)
         object.__setattr__(self, "control", asdict(control))  # defaults included

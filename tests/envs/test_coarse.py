@@ -109,5 +109,5 @@ def test_a_run_goes_on_if_its_robot_gets_a_camera_but_not_with_another_camera(tm
     camera = data.pop("camera")
     before = opened(None)
     assert opened(camera, before) == before
-    with pytest.raises(UserError, match="is not the one that the run was made with"):
+    with pytest.raises(UserError, match="are not those that the run was made with"):
         opened(camera | {"fovy_deg": 50}, opened(camera))

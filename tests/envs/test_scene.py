@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from hashlib import sha256
 from pathlib import Path
 
 import mujoco
@@ -36,6 +37,8 @@ KITCHEN = """
   <keyframe><key name="home" qpos="0.1"/></keyframe>
 </mujoco>
 """
+
+BLOCK = "v 0 0 0\nv 0.1 0 0\nv 0 0.1 0\nv 0 0 0.1\nf 1 3 2\nf 1 2 4\nf 1 4 3\nf 2 3 4\n"
 
 
 @pytest.fixture
@@ -110,13 +113,29 @@ def test_a_scene_that_cannot_be_read_is_named(kitchen: str, change: object, mess
     assert "\n" not in str(raised.value)
 
 
-def test_a_run_does_not_go_on_with_a_changed_scene(kitchen: str) -> None:
-    config = TASKS["reach"].config
+@pytest.mark.parametrize("changed", ["kitchen.xml", "more.xml", "meshes/block.obj"])
+def test_a_run_does_not_go_on_with_a_changed_scene(kitchen: str, changed: str) -> None:
+    config, folder = TASKS["reach"].config, Path(kitchen).parent
+    block = "<asset><mesh name='block' file='block.obj'/></asset>"
+    (folder / "more.xml").write_text(f"<mujoco><compiler meshdir='meshes'/>{block}</mujoco>")
+    (folder / "meshes").mkdir()
+    (folder / "meshes" / "block.obj").write_text(BLOCK)
+    Path(kitchen).write_text(KITCHEN.replace("<worldbody>", "<include file='more.xml'/><worldbody>"))
+    with_scene(kitchen)
     recorded = config(scene=kitchen).scene_sha256
     assert config(scene=kitchen, scene_sha256=recorded).scene_sha256 == recorded
-    Path(kitchen).write_text(KITCHEN.replace("0.72", "0.7"))
-    with pytest.raises(UserError, match="is not the one that the run was made with"):
+    with (folder / changed).open("a") as file:
+        file.write("\n")
+    with pytest.raises(UserError, match="its files are not those that the run was made with"):
         config(scene=kitchen, scene_sha256=recorded)
+
+
+def test_a_run_goes_on_that_was_made_before_meshes_were_hashed(kitchen: str) -> None:
+    config = TASKS["reach"].config
+    (Path(kitchen).parent / "more.xml").write_text("<mujoco/>")
+    Path(kitchen).write_text(KITCHEN.replace("<worldbody>", "<include file='more.xml'/><worldbody>"))
+    recorded = sha256(Path(kitchen).read_bytes()).hexdigest()
+    assert config(scene=kitchen, scene_sha256=recorded).scene_sha256 == recorded != config(scene=kitchen).scene_sha256
 
 
 def test_reading_a_scene_warns_of_nothing(kitchen: str, recwarn: pytest.WarningsRecorder) -> None:

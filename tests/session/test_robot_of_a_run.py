@@ -50,7 +50,7 @@ def test_a_run_goes_on_with_its_robot_alone(tmp_path: Path, capsys: pytest.Captu
     for command, words in ((evaluate, [f"run={run}", "episodes=2"]), (train, [f"resume={run}", "total_steps=128"])):
         assert command.main(words) == 2
         error = capsys.readouterr().err
-        assert f"robot {robot}: its YAML or MJCF file is not the one that the run was made with" in error
+        assert f"robot {robot}: its files are not those that the run was made with" in error
     robot.unlink()
     assert evaluate.main([f"run={run}", "episodes=2"]) == 2
     assert "mine.yaml: there is none" in capsys.readouterr().err
