@@ -102,24 +102,6 @@ def tabletop() -> None:
     print()
 
 
-def stochastic_steps() -> None:
-    """``tabletop`` by the denoise step that explores: success on goals trained on, every evaluation of each run."""
-    row("noise in", "demonstrations", "seed", "million steps: success of 100 or 200 episodes", "at the end")
-    row(*["---"] * 5)
-    for step, demonstrations, pattern in (
-        ("last", "12", "vla/rl-[0-9].json"),
-        ("last", "12, earlier code, on to an hour", "ablation/tabletop-demos12-hour-rl-*.json"),
-        ("one", "12", "ablation/tabletop-demos12-one-rl-*.json"),
-        ("one", "nine, red and green", "ablation/tabletop-red-green9-one-rl-*.json"),
-    ):
-        for record in records(pattern):
-            found = sorted(record["during_training"].values(), key=lambda e: e["env_steps"])
-            curve = [f"{e['env_steps'] / 1e6:.2f}: {100 * e['splits']['train']['success_at_end']:.3g}" for e in found]
-            end = f"{record['env_steps'] / 1e6:.2f}: {listed(percents([record], 'train'))}"
-            row(f"`{step}`", demonstrations, str(record["config"]["seed"]), ", ".join(curve), end)
-    print()
-
-
 def compared(kinds: dict[str, str]) -> None:
     """Runs of one or several seeds side by side; ``kinds``: a glob for each label."""
     row("", "each seed", "mean of the seeds (95% t interval)", "minutes")
@@ -254,7 +236,6 @@ if __name__ == "__main__":
     imitation()
     scratch()
     tabletop()
-    stochastic_steps()
     compared({
         "Flow-SDE, PPO": "comparison/stack-flow_sde-*.json",
         "Flow-SDE, one stochastic step, PPO": "comparison/stack-flow_sde_one-*.json",
