@@ -16,7 +16,7 @@ from pydantic import Field
 import embodied
 from embodied.algos.registry import ALGORITHMS
 from embodied.core import user_files
-from embodied.core.config import GROUPS, PRESETS, apply_values, compose, nest, read_preset
+from embodied.core.config import GROUPS, PRESETS, apply_values, compose, read_preset
 from embodied.core.errors import UserError, unknown_name
 from embodied.core.options import (
     NonNegative,
@@ -39,6 +39,7 @@ from embodied.session.files import CHANGEABLE, CONFIG_FILE, read_sections
 CONFIG_DIR = Path(embodied.__file__).parent / "configs"
 PRETRAINED = "pretrained"  # folder of a run whose policy wraps another library's model
 SHORTHANDS = {"max_staleness": "runtime.max_staleness", "device": "runtime.device", "trace": "runtime.trace"}
+SIM2REAL, RANDOMIZED = "sim2real", "randomization"  # a preset, and its terms in the section ``sim``
 DECISIONS = 4  # default of runtime.decisions; with chunks of 4 actions, 16 control steps
 
 
@@ -121,16 +122,27 @@ def compose_run(overrides: Mapping[str, Any], derived: Mapping[str, Any] = Mappi
     derived: nested values that follow from the task, for ``embodied.session.defaults``.
     """
     words = expand(overrides)
-    task = {key.removeprefix("task."): value for key, value in words.items() if key.startswith("task.")}
-    own = _of_robot(words.get("randomization"), nest(task))
-    return resolve(compose(CONFIG_DIR, "train", words, TASKS.names(), {"sim": own, **derived} if own else derived))
+    if words.get("randomization") == SIM2REAL:
+        plain = {key: words[key] for key in words if not key.removeprefix("sim.").startswith(RANDOMIZED)}
+        robot = _robot_of(resolve(compose(CONFIG_DIR, "train", plain, TASKS.names(), derived)))
+        derived = {**derived, "sim": {RANDOMIZED: _terms_of(robot)}}
+    return resolve(compose(CONFIG_DIR, "train", words, TASKS.names(), derived))
 
 
-def _of_robot(randomization: str | None, task: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of the simulator that a robot's file has in place of those of a preset."""
-    robot = task.get("robot") or next(iter(task.get("robots", {}).values()), None)
-    own = robot_randomization(robot) if randomization == "sim2real" and isinstance(robot, str) else {}
-    return {"randomization": own} if own else {}
+def _robot_of(config: RunConfig) -> str:
+    """Return the robot of a task, of two equal ones the first; empty where the task has none."""
+    options = config.task.options
+    return next(iter(getattr(options, "robots", {}).values()), "") or getattr(options, "robot", "")
+
+
+def _terms_of(robot: str) -> Mapping[str, Any]:
+    """Return what a robot's file changes in ``randomization=sim2real``. UserError for a term that is not in it."""
+    terms = robot_randomization(robot) if robot else {}
+    known = read_preset(CONFIG_DIR, "randomization", SIM2REAL)[RANDOMIZED]
+    for name, term in terms.items():
+        if name not in known and "field" not in (term or {}):
+            raise unknown_name(f"term in randomization of robot {robot}", name, known)
+    return terms
 
 
 def read_run(run_dir: Path) -> RunConfig:
@@ -178,7 +190,8 @@ def with_environments(config: RunConfig, sim: str | None, randomization: str | N
         sections["sim"] = {"name": sim} | ({"randomization": terms} if terms else {})
     if randomization is not None:
         preset = read_preset(CONFIG_DIR, "randomization", randomization)
-        settings: Any = OmegaConf.merge(preset, _of_robot(randomization, sections["task"]))
+        own = {RANDOMIZED: _terms_of(_robot_of(config))} if randomization == SIM2REAL else {}
+        settings: Any = OmegaConf.merge(preset, own)
         for path in (CONFIG_DIR / "randomization").glob("*.yaml"):
             for key in read_preset(CONFIG_DIR, "randomization", path.stem):
                 sections["sim"].pop(key, None)

@@ -1,37 +1,36 @@
-"""The files that an MJCF is made of, and a hash of them. Imports no simulator."""
+"""The files that an MJCF is made of, and hashes of them. Imports no simulator."""
 
 import hashlib
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Sequence
 from pathlib import Path
-from xml.etree import ElementTree
 
 from embodied.core.user_files import sha256
 
-FOLDERS = ("assetdir", "meshdir", "texturedir")  # attributes of <compiler>
+ATTRIBUTE = re.compile(r"""\b(file\w*|meshdir|texturedir|assetdir)\s*=\s*["']([^"']*)["']""")
 
 
-def referred_files(mjcf: Path) -> Iterator[Path]:
-    """Yield the files that an MJCF includes or refers to, such as meshes, each once; a missing one is left out."""
-    documents, folders, seen = [mjcf], [mjcf.parent], set[Path]()
+def referred_files(mjcf: Path) -> list[Path]:
+    """Return the files that an MJCF may include or refer to, such as meshes, each once; a missing one is left out.
+
+    Of a name all files count that it could mean in the folders that are named: which one it does depends on the
+    simulator. The text is searched, because not everything that MuJoCo reads is XML by the standard.
+    """
+    documents, folders, names = [mjcf], [mjcf.parent], list[str]()
     for document in documents:
-        try:
-            root = ElementTree.parse(document).getroot()
-        except ElementTree.ParseError:  # the simulator says what is wrong with it
-            continue
-        given = (compiler.get(key) for compiler in root.iter("compiler") for key in FOLDERS)
-        folders += [document.parent, *(mjcf.parent / folder for folder in given if folder)]
-        for element in root.iter():
-            for name in (value for key, value in element.items() if key.startswith("file")):
-                found = next((path for folder in folders if (path := folder / name).is_file()), None)
-                if found is not None and found not in seen:
-                    seen.add(found)
-                    yield found
-                    if element.tag in ("include", "model"):
-                        documents.append(found)
+        for key, value in ATTRIBUTE.findall(document.read_text(encoding="utf-8", errors="replace")):
+            if not key.startswith("file"):
+                folders += [mjcf.parent / value, document.parent / value]
+                continue
+            names += [value, Path(value).name]
+            parts = (folder / value for folder in (mjcf.parent, document.parent) if value.endswith((".xml", ".mjcf")))
+            documents += [part for part in parts if part.is_file() and part not in documents]
+        folders.append(document.parent)
+    candidates = dict.fromkeys((folder / name).resolve() for name in names for folder in folders)
+    return [path for path in candidates if path.is_file()]
 
 
-def hashes(content: bytes, mjcfs: Sequence[Path]) -> tuple[str, str]:
-    """Return hashes of a content, with and without the files that MJCFs refer to; the same where they refer to none."""
-    files = "".join(sha256(file) for mjcf in mjcfs for file in referred_files(mjcf))
-    with_files, without = (hashlib.sha256(content + more).hexdigest() for more in (files.encode(), b""))
-    return with_files, without
+def hashes(contents: Sequence[bytes], mjcfs: Sequence[Path]) -> tuple[str, ...]:
+    """Return two hashes of each content: with the files that MJCFs refer to, and without."""
+    files = "".join(sha256(file) for mjcf in mjcfs for file in referred_files(mjcf)).encode()
+    return tuple(hashlib.sha256(content + more).hexdigest() for content in contents for more in (files, b""))

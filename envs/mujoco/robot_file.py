@@ -137,8 +137,8 @@ class RobotFile:
     """Largest speed of each joint by its name; without it policies cannot be exported to the robot."""
     timestep_s: Positive = 0.01
     """Physics step."""
-    randomization: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """What is different for this robot in terms of ``randomization=sim2real``, by the term's name."""
+    randomization: dict[str, dict[str, Any] | None] = field(default_factory=dict)
+    """What is different for this robot in terms of ``randomization=sim2real``, by the term's name; null removes one."""
     perturbation: Perturbation = REAL
     """How it differs under ``perturbation=real`` (embodied.deploy robot=sim)."""
 
@@ -212,7 +212,7 @@ def robot_hashes(name: str) -> tuple[str, ...]:
     blind = {key: value for key, value in said.items() if key != "camera"}
     yamls = [json.dumps(each, sort_keys=True).encode() for each in (said, blind)]
     contents = [b"\0".join([each, *(mjcf.read_bytes() for mjcf in mjcfs)]) for each in yamls]
-    return tuple(each for content in contents for each in hashes(content, mjcfs))
+    return hashes(contents, mjcfs)
 
 
 def robot_scale(name: str) -> Scale:

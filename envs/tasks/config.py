@@ -60,7 +60,7 @@ class TaskConfig:
         if self.scene:
             object.__setattr__(self, "scene", str(find_file("scene", self.scene)))
         scene = Path(self.scene)
-        of_scene = hashes(scene.read_bytes(), [scene]) if self.scene else ("",)
+        of_scene = hashes([scene.read_bytes()], [scene]) if self.scene else ("",)
         for part, present in {"robot": robot_hashes(self.robot), "scene": of_scene}.items():
             kept = getattr(self, f"{part}_sha256")
             if kept not in ("", *present):

@@ -116,11 +116,11 @@ def test_a_scene_that_cannot_be_read_is_named(kitchen: str, change: object, mess
 @pytest.mark.parametrize("changed", ["kitchen.xml", "more.xml", "meshes/block.obj"])
 def test_a_run_does_not_go_on_with_a_changed_scene(kitchen: str, changed: str) -> None:
     config, folder = TASKS["reach"].config, Path(kitchen).parent
-    block = "<asset><mesh name='block' file='block.obj'/></asset>"
-    (folder / "more.xml").write_text(f"<mujoco><compiler meshdir='meshes'/>{block}</mujoco>")
+    (folder / "more.xml").write_text("<mujoco><!-- not -- XML --><compiler meshdir='meshes'/></mujoco>")
     (folder / "meshes").mkdir()
     (folder / "meshes" / "block.obj").write_text(BLOCK)
-    Path(kitchen).write_text(KITCHEN.replace("<worldbody>", "<include file='more.xml'/><worldbody>"))
+    block = "<include file='more.xml'/><asset><mesh name='block' file='block.obj'/></asset>"
+    Path(kitchen).write_text(KITCHEN.replace("<worldbody>", f"{block}<worldbody>"))
     with_scene(kitchen)
     recorded = config(scene=kitchen).scene_sha256
     assert config(scene=kitchen, scene_sha256=recorded).scene_sha256 == recorded

@@ -18,7 +18,7 @@ from embodied.envs import MujocoPool, make_sampler
 from embodied.envs.episodes.seeding import EpisodeRng
 from embodied.envs.mujoco.perturbation import Perturbation
 from embodied.envs.mujoco.randomization.object_shapes import SIZE_FIELDS
-from embodied.envs.mujoco.robot_file import robot_perturbation
+from embodied.envs.mujoco.robot_file import FOLDER, robot_perturbation
 from embodied.envs.mujoco.scene import Shape, add_object
 from embodied.session.config import CONFIG_DIR, compose_run, with_environments
 from tests.envs.helpers import TASK_NAMES, actions, assert_same, pool, restart
@@ -84,6 +84,40 @@ def test_the_preset_covers_the_perturbed_arm(robot: str) -> None:
         if value != getattr(Perturbation(), name):
             low, high = terms[of_perturbation[name]].range
             assert low < value < high, name
+
+
+def test_the_preset_is_that_of_the_robot_wherever_it_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    task = tmp_path / "mine.py"
+    task.write_text(
+        "from embodied.core.options import config_dataclass\n"
+        "from embodied.envs.tasks.config import LiftConfig\n"
+        "from embodied.envs.tasks.lift import Lift\n"
+        "@config_dataclass\nclass Mine(LiftConfig):\n    robot: str = 'so101'\n"
+        "class MyLift(Lift):\n    config: Mine\n"
+    )
+    monkeypatch.setattr("embodied.core.user_files._named", {task})  # as if on the command line
+    words = {"task": f"{task}:MyLift", "randomization": "sim2real"}
+    assert compose_run(words).sim.options.randomization["backlash"].range == (0, 0.02)
+    words |= {"task.robot": "panda", "sim.randomization.joint_noise": None}
+    terms = compose_run(words).sim.options.randomization
+    assert terms["backlash"].range == (0, 0.006)
+    assert terms["joint_noise"] is None
+
+
+@pytest.mark.parametrize(
+    ("terms", "message"),
+    [
+        ("{backlsh: {range: [0, 0.1]}}", "unknown term in randomization of robot .* 'backlsh'"),
+        ("{backlash: 0.1}", "robot mine.yaml: randomization.backlash: got 0.1"),
+    ],
+)
+def test_terms_of_a_robot_that_are_no_terms_are_named(tmp_path: Path, terms: str, message: str) -> None:
+    path, mjcf = tmp_path / "mine.yaml", (FOLDER / "../../assets/so101/so101.xml").resolve()
+    robot = (FOLDER / "so101.yaml").read_text().partition("# its servos")[0]
+    robot = robot.replace("../../assets/so101/so101.xml", str(mjcf))
+    path.write_text(f"{robot}randomization: {terms}")
+    with pytest.raises(UserError, match=message):
+        compose_run({"task": "lift", "task.robot": str(path), "randomization": "sim2real"})
 
 
 def test_a_term_can_be_changed_or_removed() -> None:
