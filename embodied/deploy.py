@@ -20,7 +20,7 @@
   speed=1.0                   share of the largest speed; limits can only be tightened
   confirm=false               ask before every action
   home=true                   move to the default pose at the end
-  perturbation=none|real  robot=sim: whether the arm differs from the one of training, as its robot's file says
+  perturbation=none|real      robot=sim: whether the arm differs from the one of training, as its robot's file says
   lockstep=false              robot=sim: let time pass only when it is waited for; faster, and repeatable
   report=<dir>                write report.html, result.json, interventions.jsonl and the episodes, each as it ends; at
                               last video.mp4, and data, a LeRobotDataset (without torch and pyarrow embodied.convert
