@@ -132,8 +132,7 @@ def derive(spec: EnvSpec, policy: str, words: Mapping[str, Any]) -> tuple[dict[s
     if "init_std" in POLICIES[policy].config.__dataclass_fields__:
         share = max(QUIETEST, min(1.0, sqrt(LOUDEST / spec.action.size)))
         acting["policy.init_std"] = round(INIT_STD * share * words.get("policy.max_std", 1.0), 4)
-        held = spec.action.size == 1  # with more actions, what is held makes a walker fall, and one of them would do
-        acting["runtime.noise_hold"] = max(1, limit // (DRAWS * execute)) if held else 1
+        acting["runtime.noise_hold"] = max(1, limit // (DRAWS * execute))
     if images:
         acting |= {"policy.cameras": images, "algo.entropy_coef": 0.01}
     else:

@@ -31,7 +31,7 @@ from embodied.runtime.collecting.recorder import At, Recorder
 from embodied.runtime.ledger import Ticket
 from embodied.runtime.watch import Track
 
-HOLDING = 4  # every fourth env of a group holds its noise
+HOLDING = 4  # every fourth env of a group holds its noise, until an episode of it ends before its time limit
 HELD_DRAWS = 128  # of held noise, after which no env holds it
 
 
@@ -55,6 +55,7 @@ class GroupRollout:
         self.track = Track(f"group {self.key[1]}", "wait_ticket")
         self._noise_key = np.random.SeedSequence((self.seed, *self.key)).generate_state(2, np.uint64)
         self._drawn = 0  # decisions whose noise was drawn
+        self._holding_N = torch.arange(1, self.env.num_envs + 1) % HOLDING == 0  # envs that hold their noise
         # beside a simulator on a GPU the CPU is idle: it draws the next noise during a step
         self._drawer = ThreadPoolExecutor(1) if self.env.device.type == "cuda" else None
         self._ahead: Future[Tensor] | None = None  # noise of decision ``_drawn``
@@ -127,6 +128,7 @@ class GroupRollout:
             self._checked = len(ids) > 0
         self._recorder.result(at, step)
         if len(ids):
+            self._holding_N[env_N[step.terminated_N.to(CPU)]] = False
             self._ends.append((torch.stack([decision_N[ids], env_N[ids]], dim=-1), step.final_obs))
 
     def _enter(self, activity: str) -> None:
@@ -139,19 +141,19 @@ class GroupRollout:
         It is a function of the group's key and of the number of the decision. Generator: Philox (Salmon et al. 2011).
         Its key has 128 bits. A generator of torch uses 32 bits of its seed on the CPU, so some groups would be alike.
         """
-        noise_N = self._noise(self._drawn) if self._ahead is None else self._ahead.result()
+        noise_N = self._noise(self._drawn, self._holding_N) if self._ahead is None else self._ahead.result()
         self._drawn += 1
         if self._drawer is not None:
-            self._ahead = self._drawer.submit(self._noise, self._drawn)
+            self._ahead = self._drawer.submit(self._noise, self._drawn, self._holding_N.clone())
         return noise_N
 
-    def _noise(self, number: int) -> Tensor:
+    def _noise(self, number: int, holding_N: Tensor) -> Tensor:
         """Return the noise of a decision of the group."""
         noise_N = self._normals(number << 128)
         if 1 < self.noise_hold and number < HELD_DRAWS * self.noise_hold:
             # 64 bits of a counter are enough for the numbers of a draw
             held_N = self._normals((number // self.noise_hold << 128) + (1 << 64))
-            noise_N[HOLDING - 1 :: HOLDING] = held_N[HOLDING - 1 :: HOLDING]
+            noise_N[holding_N] = held_N[holding_N]
         return noise_N
 
     def _normals(self, counter: int) -> Tensor:
@@ -164,6 +166,7 @@ class GroupRollout:
         assert self.request is None, "a group can be saved between its fragments only"
         obs = self.obs  # resets an env that has not begun
         state = {"num_envs": self.env.num_envs, "sampler": self.sampler.state_dict(), "noise_drawn": self._drawn}
+        state["noise_holding"] = self._holding_N.clone()
         if self.env.resumes_exactly:
             state["env"] = copied_to_cpu(self.env.state_dict())
             state["obs"] = copied_to_cpu(obs)
@@ -178,6 +181,7 @@ class GroupRollout:
             raise UserError(f"the checkpoint has {differ}: keep num_envs")
         self.sampler.load_state_dict(state["sampler"])
         self._drawn, self._ahead = state["noise_drawn"], None
+        self._holding_N = state.get("noise_holding", self._holding_N).clone()  # earlier checkpoints have none
         if self.env.resumes_exactly:
             self.env.load_state_dict(state["env"], self.sampler)
             self.obs = {key: tensor.to(self.device, copy=True) for key, tensor in state["obs"].items()}
