@@ -28,8 +28,8 @@ def make_server(merge: bool = True) -> tuple[ActorServer, WeightStore]:
     return ActorServer(policy, store, CPU, merge), store
 
 
-def make_env() -> tuple[PointEnv, UniformSampler]:
-    env = PointEnv(N, max_episode_steps=6)
+def make_env(max_episode_steps: int = 6) -> tuple[PointEnv, UniformSampler]:
+    env = PointEnv(N, max_episode_steps)
     return env, point_sampler(env.spec, N, first_env_seed(Purpose.TRAINING, SEED))
 
 
@@ -57,6 +57,20 @@ def test_every_fourth_env_holds_its_noise_and_the_others_have_the_same_as_withou
     for rollout in (white, held):
         rollout._drawn = 3 * 128
     assert torch.equal(white.draw_noise(), held.draw_noise())
+
+
+def test_an_env_stops_holding_its_noise_once_an_episode_of_it_ended_early_and_a_resumed_one_too() -> None:
+    server, _ = make_server()
+    worker = EnvWorker([make_env(60)], 0, T, server.policy.execute, server.policy.noise_shape, SEED, noise_hold=3)
+    (rollout,), ended = worker.rollouts, torch.zeros(N, dtype=torch.bool)
+    for sequence in range(40):
+        ended |= sample(worker, server, sequence).terminated_TN.any(0)
+        holding = (torch.arange(N) % 4 == 3) & ~ended
+        assert torch.equal(rollout._holding_N, holding)
+    assert ended[3::4].any() and not ended[3::4].all()
+    (resumed,) = EnvWorker([make_env(60)], 0, T, 2, server.policy.noise_shape, SEED, noise_hold=3).rollouts
+    resumed.load_state_dict(rollout.state_dict())
+    assert torch.equal(resumed._holding_N, holding)
 
 
 def test_two_fragments_match_a_rollout_by_hand() -> None:
