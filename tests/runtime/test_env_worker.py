@@ -67,7 +67,8 @@ def test_an_env_stops_holding_its_noise_once_an_episode_of_it_ended_early_and_a_
         ended |= sample(worker, server, sequence).terminated_TN.any(0)
         holding = (torch.arange(N) % 4 == 3) & ~ended
         assert torch.equal(rollout._holding_N, holding)
-    assert ended[3::4].any() and not ended[3::4].all()
+    assert ended[3::4].any()
+    assert not ended[3::4].all()
     (resumed,) = EnvWorker([make_env(60)], 0, T, 2, server.policy.noise_shape, SEED, noise_hold=3).rollouts
     resumed.load_state_dict(rollout.state_dict())
     assert torch.equal(resumed._holding_N, holding)
