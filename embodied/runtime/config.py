@@ -33,8 +33,9 @@ class RuntimeConfig:
     decisions: PositiveInt = 32
     """Decisions T per fragment. A batch is as many fragments as there are groups; with max_staleness=0 one of each."""
     noise_hold: PositiveInt = 1
-    """Decisions for which every fourth env of a group keeps its noise of exploration, 128 times, as training begins; 1:
-    none does. Noise that is held moves what white noise only shakes. The likelihood is that of each decision alone."""
+    """Decisions for which every fourth env of a group keeps its noise of exploration, 128 times as training begins, or
+    until an episode of it ends before its time limit; 1: none does. Noise that is held moves what white noise only
+    shakes. The likelihood is that of each decision alone."""
     max_staleness: NonNegativeInt = 0
     """Most versions by which the weights that drew a decision may be older than the learner's. 0 is synchronous PPO;
     sync allows only 0."""
