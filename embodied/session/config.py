@@ -124,25 +124,23 @@ def compose_run(overrides: Mapping[str, Any], derived: Mapping[str, Any] = Mappi
     words = expand(overrides)
     if words.get("randomization") == SIM2REAL:
         plain = {key: words[key] for key in words if not key.removeprefix("sim.").startswith(RANDOMIZED)}
-        robot = _robot_of(resolve(compose(CONFIG_DIR, "train", plain, TASKS.names(), derived)))
-        derived = {**derived, "sim": {RANDOMIZED: _terms_of(robot)}}
+        derived = {**derived, "sim": _sim2real_of(resolve(compose(CONFIG_DIR, "train", plain, TASKS.names(), derived)))}
     return resolve(compose(CONFIG_DIR, "train", words, TASKS.names(), derived))
 
 
-def _robot_of(config: RunConfig) -> str:
-    """Return the robot of a task, of two equal ones the first; empty where the task has none."""
+def _sim2real_of(config: RunConfig) -> dict[str, Any]:
+    """Return the settings of the simulator that the file of the task's robot has in place of those of the preset.
+
+    UserError for a term that is not in the preset. Of two robots, which are equal, the first counts.
+    """
     options = config.task.options
-    return next(iter(getattr(options, "robots", {}).values()), "") or getattr(options, "robot", "")
-
-
-def _terms_of(robot: str) -> Mapping[str, Any]:
-    """Return what a robot's file changes in ``randomization=sim2real``. UserError for a term that is not in it."""
+    robot = next(iter(getattr(options, "robots", {}).values()), "") or getattr(options, "robot", "")
     terms = robot_randomization(robot) if robot else {}
     known = read_preset(CONFIG_DIR, "randomization", SIM2REAL)[RANDOMIZED]
     for name, term in terms.items():
         if name not in known and "field" not in (term or {}):
             raise unknown_name(f"term in randomization of robot {robot}", name, known)
-    return terms
+    return {RANDOMIZED: terms}
 
 
 def read_run(run_dir: Path) -> RunConfig:
@@ -190,8 +188,7 @@ def with_environments(config: RunConfig, sim: str | None, randomization: str | N
         sections["sim"] = {"name": sim} | ({"randomization": terms} if terms else {})
     if randomization is not None:
         preset = read_preset(CONFIG_DIR, "randomization", randomization)
-        own = {RANDOMIZED: _terms_of(_robot_of(config))} if randomization == SIM2REAL else {}
-        settings: Any = OmegaConf.merge(preset, own)
+        settings: Any = OmegaConf.merge(preset, _sim2real_of(config) if randomization == SIM2REAL else {})
         for path in (CONFIG_DIR / "randomization").glob("*.yaml"):
             for key in read_preset(CONFIG_DIR, "randomization", path.stem):
                 sections["sim"].pop(key, None)

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,7 @@ from embodied.deployment.control.safety import Limits, Safety
 from embodied.deployment.control.site import move_home
 from embodied.deployment.robots.base import Robot
 from embodied.deployment.robots.sim import SimRobot
-from embodied.envs.mujoco.perturbation import Perturbation
+from embodied.envs.mujoco.perturbation import REAL, Perturbation
 from embodied.envs.mujoco.robots.gripper_arm import backlash
 from embodied.envs.mujoco.robots.robot_process import RobotOptions, SimulatedArm
 from embodied.session.factories import evaluation_plans, make_env
@@ -216,6 +216,7 @@ def test_the_way_home_keeps_away_from_a_tightened_speed(robot: SimRobot, monkeyp
 
 
 def test_perturbations_change_the_arm() -> None:
+    assert all(getattr(REAL, name) != value for name, value in asdict(Perturbation()).items())
     moved = []
     for perturbation in ({}, {"gains": 0.3}, {"action_delay_s": 0.2}, {"backlash_rad": 0.2}):
         arm = SimulatedArm(RobotOptions("pick_place", SIMULATION["task"]), Perturbation(**perturbation))

@@ -128,7 +128,8 @@ class GroupRollout:
             self._checked = len(ids) > 0
         self._recorder.result(at, step)
         if len(ids):
-            self._holding_N[env_N[step.terminated_N.to(CPU)]] = False
+            if self.noise_hold > 1:  # otherwise a GPU need not be waited for
+                self._holding_N[env_N[step.terminated_N.to(CPU)]] = False
             self._ends.append((torch.stack([decision_N[ids], env_N[ids]], dim=-1), step.final_obs))
 
     def _enter(self, activity: str) -> None:
