@@ -1,9 +1,10 @@
 """Options and registry of the policies. Importing this imports neither torch nor transformers."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import field
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
+from omegaconf import OmegaConf
 from pydantic import Field
 
 from embodied.core.errors import UserError
@@ -238,16 +239,8 @@ class VLAConfig(ChainConfig, CameraConfig):
             },
             "dit_config": {"model_type": "gemma", "pad_token_id": pad_token},
         }
-        return _merge_nested(own, self.model)
-
-
-def _merge_nested(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge two nested dictionaries; where both have a value, that of ``theirs`` is used."""
-    merged = dict(ours)
-    for key, value in theirs.items():
-        both = isinstance(value, Mapping) and isinstance(merged.get(key), Mapping)
-        merged[key] = _merge_nested(merged[key], value) if both else value
-    return merged
+        merged: Any = OmegaConf.to_container(OmegaConf.merge(own, self.model))
+        return dict(merged)
 
 
 POLICIES: "Registry[Callable[..., Policy]]" = Registry("policy")

@@ -22,7 +22,8 @@ from embodied.algos.ppo import PPO
 from embodied.core.episodes import EpisodeStats
 from embodied.core.spec import EnvSpec
 from embodied.core.types import Fragment
-from embodied.policies import FlowConfig, FlowPolicy
+from embodied.policies.config import FlowConfig
+from embodied.policies.flow.policy import FlowPolicy
 from embodied.report.metrics import write_json
 
 SPEC = EnvSpec.of_sizes("line", state=1, action=1)

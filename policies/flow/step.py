@@ -20,18 +20,13 @@ def interpolate(action: Tensor, noise: Tensor, t: Time) -> Tensor:
     return t * noise + (1.0 - t) * action
 
 
-def clean_action(x: Tensor, velocity: Tensor, t: Time) -> Tensor:
-    """Return the action that x at time t points to: ``x - t * v``."""
-    return x - t * velocity
-
-
 def initial_noise(x: Tensor, velocity: Tensor, t: Time) -> Tensor:
     """Return the noise that x at time t comes from: ``x + (1 - t) * v``."""
     return x + (1.0 - t) * velocity
 
 
 def velocity_to(clean: Tensor, x: Tensor, t: Time) -> Tensor:
-    """Return the velocity whose clean action is ``clean``: the inverse of ``clean_action``, for t > 0."""
+    """Return the velocity at x if it points to the action ``clean``, which is ``x - t * v``, for t > 0."""
     return (x - clean) / t
 
 

@@ -15,7 +15,7 @@ import torch
 from embodied import audit, train
 from embodied.algos.ppo import PPO
 from embodied.core.process.interrupts import INTERRUPTED
-from embodied.policies import GaussianPolicy
+from embodied.policies.gaussian import GaussianPolicy
 from embodied.runtime import checkpoint
 from embodied.runtime.local import LocalRuntime
 from embodied.trainers import audit as checks

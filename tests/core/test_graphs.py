@@ -12,7 +12,8 @@ from embodied.algos.config import PPOConfig
 from embodied.algos.ppo import PPO
 from embodied.core.device import CPU
 from embodied.core.graphs import MAX_GRAPHS, Recorded
-from embodied.policies import FlowConfig, FlowPolicy
+from embodied.policies.config import FlowConfig
+from embodied.policies.flow.policy import FlowPolicy
 from tests.algos.fragments import FLOW, SPEC, rollout
 
 gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device and a build of torch for it")

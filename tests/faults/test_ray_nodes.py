@@ -28,7 +28,7 @@ from embodied.algos.ppo import PPO
 from embodied.core.errors import UserError
 from embodied.core.spec import EnvSpec, Term
 from embodied.core.types import Obs
-from embodied.policies import GaussianPolicy
+from embodied.policies.gaussian import GaussianPolicy
 from embodied.runtime.loop import LearnerLost
 from embodied.runtime.ray import cluster as own
 from tests.runtime.builders import build, iterate, make_policy

@@ -27,7 +27,7 @@ from embodied.core.errors import UserError
 from embodied.core.policy import Policy
 from embodied.core.spec import EnvSpec
 from embodied.core.types import Fragment, Obs, PolicySample, Timestep
-from embodied.policies import GaussianPolicy
+from embodied.policies.gaussian import GaussianPolicy
 from embodied.runtime import checkpoint
 from tests.runtime.builders import DECISIONS, build, make_policy, runtime_threads
 from tests.runtime.point_env import LIMIT, PointEnv

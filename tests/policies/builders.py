@@ -11,7 +11,10 @@ from embodied.core.policy import Policy
 from embodied.core.registry import Entry
 from embodied.core.spec import EnvSpec
 from embodied.core.types import Obs
-from embodied.policies import POLICIES, DSRLPolicy, FlowPolicy, GaussianPolicy
+from embodied.policies import POLICIES
+from embodied.policies.dsrl import DSRLPolicy
+from embodied.policies.flow.policy import FlowPolicy
+from embodied.policies.gaussian import GaussianPolicy
 
 SPEC = EnvSpec.of_sizes("test", state=6, privileged=3, action=2)
 FLOW: dict[str, Any] = {

@@ -13,7 +13,9 @@ from embodied.algos.ppo import PPO
 from embodied.core.errors import UserError
 from embodied.core.spec import Discrete, EnvSpec, MultiDiscrete
 from embodied.core.types import Obs
-from embodied.policies import POLICIES, CategoricalConfig, CategoricalPolicy
+from embodied.policies import POLICIES
+from embodied.policies.categorical import CategoricalPolicy
+from embodied.policies.config import CategoricalConfig
 from tests.algos import fragments
 
 SPEC = replace(EnvSpec.of_sizes("choices", state=5, privileged=3, action=1), action=Discrete(("a", "b", "c")))

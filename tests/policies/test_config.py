@@ -9,7 +9,8 @@ from omegaconf import OmegaConf
 
 from embodied.core.errors import UserError
 from embodied.core.options import from_mapping
-from embodied.policies import POLICIES, FlowConfig, GaussianConfig
+from embodied.policies import POLICIES
+from embodied.policies.config import FlowConfig, GaussianConfig
 
 CONFIGS = Path(__file__).parents[2] / "configs" / "policy"
 

@@ -6,7 +6,9 @@ import torch
 
 from embodied.algos.config import PPOConfig
 from embodied.algos.ppo import PPO
-from embodied.policies import POLICIES, DSRLConfig, DSRLPolicy
+from embodied.policies import POLICIES
+from embodied.policies.config import DSRLConfig
+from embodied.policies.dsrl import DSRLPolicy
 from tests.algos import fragments
 from tests.policies.builders import build, generator, observe
 

@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from embodied.policies import FlowConfig, FlowPolicy
+from embodied.policies.config import FlowConfig
+from embodied.policies.flow.policy import FlowPolicy
 from tests.algos.fragments import SPEC
 
 SMALL: dict[str, Any] = {"actor_hidden": (16,), "critic_hidden": (16,), "head_hidden": (64, 64)}

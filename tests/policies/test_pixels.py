@@ -13,7 +13,9 @@ from embodied.algos.ppo import PPO
 from embodied.core.errors import UserError
 from embodied.core.spec import CameraSpec, Discrete, EnvSpec, Instruction
 from embodied.core.types import Obs
-from embodied.policies import CategoricalConfig, CategoricalPolicy, GaussianConfig, GaussianPolicy
+from embodied.policies.categorical import CategoricalPolicy
+from embodied.policies.config import CategoricalConfig, GaussianConfig
+from embodied.policies.gaussian import GaussianPolicy
 from embodied.policies.pixels import PixelEncoder
 from tests.algos import fragments
 

@@ -15,7 +15,8 @@ from embodied.core.env import VecEnv
 from embodied.core.policy import Policy
 from embodied.core.spec import EnvSpec
 from embodied.envs import first_episodes
-from embodied.policies import GaussianConfig, GaussianPolicy
+from embodied.policies.config import GaussianConfig
+from embodied.policies.gaussian import GaussianPolicy
 from embodied.runtime import RUNTIMES, Iteration, Recipe, Runtime, build_runtime
 from embodied.runtime.learner import Relabel
 from embodied.runtime.recipe import SamplerFactory

@@ -32,7 +32,9 @@ from embodied.core.graphs import Recorded
 from embodied.core.policy import Policy
 from embodied.core.spec import Discrete
 from embodied.core.types import Fragment, Obs
-from embodied.policies import POLICIES, CategoricalConfig, CategoricalPolicy
+from embodied.policies import POLICIES
+from embodied.policies.categorical import CategoricalPolicy
+from embodied.policies.config import CategoricalConfig
 from tests.algos.fragments import SIZES, SPEC, prefixes, rollout
 from tests.envs.randomised_on_device import randomise
 from tests.policies import vla_builders

@@ -27,8 +27,7 @@ from embodied.core.spec import EnvSpec
 from embodied.core.types import Fragment
 from embodied.envs import first_episodes
 from embodied.envs.checks.conformance import check_env
-from embodied.policies import FlowPolicy
-from embodied.policies.flow.policy import FlowConfig
+from embodied.policies.flow.policy import FlowConfig, FlowPolicy
 from embodied.runtime import recipe
 from tests.runtime import other_device
 from tests.runtime.builders import build, iterate, make_policy

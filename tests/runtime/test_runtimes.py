@@ -23,7 +23,8 @@ from embodied.core.policy import Policy
 from embodied.core.seeds import SEEDS
 from embodied.core.spec import Instruction
 from embodied.core.types import Fragment, Obs
-from embodied.policies import DSRLConfig, DSRLPolicy
+from embodied.policies.config import DSRLConfig
+from embodied.policies.dsrl import DSRLPolicy
 from embodied.runtime import RuntimeConfig, checkpoint
 from embodied.runtime.evaluator import rollout_metrics
 from embodied.runtime.local import LocalRuntime

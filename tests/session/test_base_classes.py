@@ -16,7 +16,8 @@ from embodied.core.registry import Entry
 from embodied.core.spec import EnvSpec
 from embodied.envs import FAMILIES
 from embodied.envs.checks.conformance import check_env
-from embodied.policies import POLICIES, GaussianConfig
+from embodied.policies import POLICIES
+from embodied.policies.config import GaussianConfig
 from embodied.session.config import compose_run
 from embodied.session.factories import make_env, make_policy, make_spec
 from embodied.trainers.reinforcement import build
