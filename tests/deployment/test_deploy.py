@@ -33,7 +33,7 @@ from embodied.deployment.robots.base import Robot
 from embodied.deployment.robots.sim import SimRobot
 from embodied.envs.mujoco.perturbation import REAL, Perturbation
 from embodied.envs.mujoco.robots.gripper_arm import backlash
-from embodied.envs.mujoco.robots.robot_process import RobotOptions, SimulatedArm
+from embodied.envs.mujoco.robots.robot_process import SimulatedArm
 from embodied.session.factories import evaluation_plans, make_env
 from tests.commands.helpers import run
 from tests.deployment.builders import make_bundle
@@ -219,7 +219,7 @@ def test_perturbations_change_the_arm() -> None:
     assert all(getattr(REAL, name) != value for name, value in asdict(Perturbation()).items())
     moved = []
     for perturbation in ({}, {"gains": 0.3}, {"action_delay_s": 0.2}, {"backlash_rad": 0.2}):
-        arm = SimulatedArm(RobotOptions("pick_place", SIMULATION["task"]), Perturbation(**perturbation))
+        arm = SimulatedArm(SIMULATION["task"], perturbation=Perturbation(**perturbation))
         start = arm.observe()
         targets = {f"{name}.pos": start[f"{name}.pos"] for name in arm.joints} | {"gripper.pos": start["gripper.pos"]}
         arm.act(targets | {"joint1.pos": start["joint1.pos"] + 0.1})

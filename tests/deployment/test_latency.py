@@ -27,7 +27,7 @@ from embodied.deployment.control.safety import Limits, Safety
 from embodied.deployment.report import EpisodeRecord
 from embodied.deployment.robots.sim import SimRobot
 from embodied.envs.mujoco.robots import robot_process
-from embodied.envs.mujoco.robots.robot_process import RobotOptions, SimulatedArm
+from embodied.envs.mujoco.robots.robot_process import SimulatedArm
 from tests.deployment.builders import make_bundle
 from tests.deployment.exports import flow_bundle
 
@@ -59,10 +59,7 @@ class InThread(ChildProcess):
 def serving(lockstep: bool) -> Iterator[tuple[SimRobot, Logging]]:
     """Yield a robot whose process is a thread here, and its arm."""
     simulation = json.loads((flow_bundle() / SIMULATION_FILE).read_text())
-    robot, arm = (
-        SimRobot(BUNDLE, simulation, lockstep=lockstep),
-        Logging(RobotOptions("pick_place", simulation["task"])),
-    )
+    robot, arm = SimRobot(BUNDLE, simulation, lockstep=lockstep), Logging(simulation["task"])
     ours, theirs = Pipe()
     robot._process = InThread(ours)
     thread = threading.Thread(target=robot_process.serve, args=(arm, theirs, lockstep))

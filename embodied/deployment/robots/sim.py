@@ -10,6 +10,7 @@ It imports no simulator. The process ends with this one.
 
 import json
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any, Self
 
 import numpy as np
@@ -43,9 +44,8 @@ class SimRobot(Clock):
         self.arm, self.cameras = bundle.arm, bundle.cameras
         self.name, self.lockstep = f"{bundle.robot} (simulated)", lockstep
         self._options = {
-            "task": simulation["task"]["name"], "task_options": simulation["task"], "lockstep": lockstep,
-            "cameras": [{"name": c.name, "height": c.height, "width": c.width} for c in self.cameras],
-            "perturbed": perturbed,
+            "task": simulation["task"], "cameras": [asdict(camera) for camera in self.cameras], "perturbed": perturbed,
+            "lockstep": lockstep,
         }  # fmt: skip
         self._process: ChildProcess | None = None
         self._observed: list[str] = []

@@ -11,7 +11,7 @@ import json
 import select
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import closing, suppress
 from multiprocessing.connection import Connection
 from typing import Any
@@ -22,7 +22,6 @@ import torch
 from numpy.typing import NDArray
 
 from embodied.core.errors import UserError
-from embodied.core.options import config_dataclass, from_mapping
 from embodied.core.process.child import end_with_parent
 from embodied.core.seeds import Purpose, first_env_seed
 from embodied.core.spec import CameraSpec
@@ -36,35 +35,22 @@ FILM_SIZE = (320, 240)
 FILM_DT_S = 0.1
 
 
-@config_dataclass
-class RobotOptions:
-    """Options of the process."""
-
-    task: str
-    """Name of the task."""
-    task_options: dict[str, Any]
-    """Options of the task, as in training."""
-    cameras: tuple[dict[str, Any], ...] = ()
-    """Cameras that are observed: name, height and width."""
-    perturbed: bool = False
-    """Whether the arm has its robot's perturbation."""
-    lockstep: bool = False
-    """Whether time passes only by ``advance``."""
-
-
 class SimulatedArm:
-    """One simulation of the task, driven by joint targets. Times are seconds of simulation."""
+    """One simulation of the task, driven by joint targets. Times are seconds of simulation.
 
-    def __init__(self, options: RobotOptions, perturbation: Perturbation | None = None) -> None:
-        robot = str(options.task_options.get("robot", "panda"))
-        self.perturbation = perturbation or (robot_perturbation(robot) if options.perturbed else Perturbation())
-        cameras = [CameraSpec(**camera) for camera in options.cameras]
-        config = {key: value for key, value in options.task_options.items() if key not in ("name", "held_starts")}
+    task: its name and options, as in training. cameras: those that are observed.
+    """
+
+    def __init__(
+        self, task: Mapping[str, Any], cameras: Sequence[CameraSpec] = (), perturbation: Perturbation | None = None
+    ) -> None:
+        self.perturbation = perturbation or Perturbation()
+        config = {key: value for key, value in task.items() if key not in ("name", "held_starts")}
         sim = {"randomization": self.perturbation.terms()}
-        self.pool = make_pool(options.task, config, num_envs=1, num_threads=1, sim=sim, cameras=cameras)
+        self.pool = make_pool(task["name"], config, num_envs=1, num_threads=1, sim=sim, cameras=cameras)
         self.pool.observe_images = False
         if self.pool.spec.arm is None:
-            raise UserError(f"task {options.task} does not describe the arm of its robot")
+            raise UserError(f"task {task['name']} does not describe the arm of its robot")
         self.joints = [joint.name for joint in self.pool.spec.arm.joints]
         of_task = self.pool.task.state_terms()
         self.external = [term for term in of_task if term.source == "external" and term.difference is None]
@@ -179,15 +165,17 @@ def main(argv: list[str]) -> int:
     torch.set_num_threads(1)
     connection = Connection(int(argv[0]))
     end_with_parent(int(argv[1]))
+    options = json.loads(argv[2])
+    task, cameras = options["task"], [CameraSpec(**camera) for camera in options["cameras"]]
     try:
-        options = from_mapping(RobotOptions, json.loads(argv[2]))
-        arm = SimulatedArm(options)
+        perturbation = robot_perturbation(task.get("robot", "panda")) if options["perturbed"] else None
+        arm = SimulatedArm(task, cameras, perturbation)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     with connection, closing(arm.pool), suppress(EOFError, ConnectionError, KeyboardInterrupt):
         connection.send("ready")
-        serve(arm, connection, options.lockstep)
+        serve(arm, connection, options["lockstep"])
     return 0
 
 
