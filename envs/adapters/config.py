@@ -83,8 +83,6 @@ class ManiSkillTaskConfig:
 class ManiSkillConfig:
     """Options of ManiSkill."""
 
-    name: str = "maniskill"
-    """Family of environments."""
     sim_backend: Literal["physx_cpu", "physx_cuda"] = "physx_cpu"
     """On the CPU envs are stepped by as many processes as the simulation has threads. On a GPU all are stepped at
     once, and an episode is then a function of the plans of all episodes that start in the same control step."""

@@ -10,7 +10,7 @@ import torch
 
 from embodied.core.arm import ArmLaw, Chain, ToolPose
 from embodied.core.spec import ArmSpec
-from embodied.envs.mujoco.robots import ROBOTS
+from embodied.envs.mujoco.config import ROBOTS
 from embodied.envs.mujoco.robots.gripper_arm import damped_least_squares
 
 ARMS = 5

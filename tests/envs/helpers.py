@@ -11,7 +11,7 @@ from torch import Tensor
 from embodied.core.types import Obs, Timestep
 from embodied.envs import MujocoPool, SamplerSetup, make_pool, make_sampler
 from embodied.envs.base.episodic import EpisodicEnv
-from embodied.envs.mujoco.robots.gripper_arm import ControlConfig
+from embodied.envs.mujoco.config import ControlConfig
 from embodied.envs.mujoco.robots.panda import Panda
 
 PANDA = Panda(ControlConfig())

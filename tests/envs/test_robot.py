@@ -10,7 +10,7 @@ import pytest
 from mujoco.batch import Batch
 
 from embodied.core.arm import damped_least_squares, solve_spd
-from embodied.envs.mujoco.robots.gripper_arm import ControlConfig
+from embodied.envs.mujoco.config import ControlConfig
 from embodied.envs.mujoco.robots.panda import Panda
 from embodied.envs.mujoco.scene import on_table
 

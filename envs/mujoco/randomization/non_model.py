@@ -18,7 +18,7 @@ from embodied.envs.mujoco.randomization.randomizer import Fields, Target, free_b
 from embodied.envs.mujoco.randomization.sensing import QUANTITIES as SENSED
 from embodied.envs.mujoco.randomization.sensing import Noise, Sensing
 from embodied.envs.mujoco.randomization.terms import QUANTITIES, RandomizationTerm
-from embodied.envs.mujoco.robots.base import ImperfectArm, Measurement, Simulations, live
+from embodied.envs.mujoco.robots.base import ArmState, Measurement, Simulations, live
 from embodied.envs.tasks.base import Task
 
 Terms = Mapping[str, RandomizationTerm]
@@ -107,7 +107,7 @@ class NonModelRandomization:
     """All quantities of the terms in simulations: of ``fields.batch``, or of others of the same model on a device."""
 
     def __init__(
-        self, arm: ImperfectArm, task: Task, terms: Terms, fields: Fields, states: Simulations, noise: Noise
+        self, arm: ArmState, task: Task, terms: Terms, fields: Fields, states: Simulations, noise: Noise
     ) -> None:
         self.arm, self.targets, by_field = arm, dict[str, Target](), dict[str, Target]()
         for name, term in terms.items():

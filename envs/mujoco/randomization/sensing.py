@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from embodied.envs.mujoco.robots.base import ImperfectArm, Measurement
+from embodied.envs.mujoco.robots.base import ArmState, Measurement
 from embodied.envs.tasks.base import Task
 
 JOINT_QUANTITIES = ("encoder_offset", "joint_noise", "velocity_noise", "joint_delay")
@@ -56,7 +56,7 @@ class Sensing:
     def __init__(
         self,
         task: Task,
-        arm: ImperfectArm,
+        arm: ArmState,
         values: Mapping[str, Tensor],
         longest_s: Mapping[str, float],
         noise: Noise,

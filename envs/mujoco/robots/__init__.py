@@ -1,5 +1,1 @@
 """Robots, one a file."""
-
-from embodied.envs.mujoco.config import ROBOTS
-
-__all__ = ["ROBOTS"]

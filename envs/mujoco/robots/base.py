@@ -70,7 +70,10 @@ class Measurement(NamedTuple):
 
 
 class ArmState(Protocol):
-    """State of a robot in N simulations for tasks: views of live arrays, in metres, radians, seconds."""
+    """State of a robot in N simulations: views of live arrays, in metres, radians, seconds.
+
+    It can be driven by measurements that differ from the true state, through gears with backlash.
+    """
 
     joint_pos: Tensor
     """Joint positions, [N, J]."""
@@ -99,6 +102,20 @@ class ArmState(Protocol):
     """How many times as far ahead of the tool experts aim when they push."""
     side_rad: float
     """Yaw from the side of the gripper that experts push with, where it is thin, to the tool's x axis."""
+    encoder_offset_NJ: Tensor | None
+    """Reading of each encoder minus the true position, float64; None: encoders are exact."""
+    backlash_NJ: Tensor | None
+    """Play between motor and joint, float64; None: there is none."""
+    wanted_NJ: Tensor | None
+    """Last joint targets before the backlash, float64; None: those in ``ctrl``."""
+    from_target: bool
+    """Whether actions add to the last targets."""
+
+    def measurement(self, qpos_NJ: Tensor, qvel_NJ: Tensor, finger_N1: Tensor) -> Measurement:
+        """Compute the measured pose from readings of the encoders."""
+
+    def observe(self, measured: Measurement | None = None) -> Mapping[str, Tensor]:
+        """Return the quantities of ``Robot.terms`` by name, [N, size], as measured (None: the true ones)."""
 
     def hold(self, ids: Tensor, half_width_n: Tensor) -> Tensor:
         """Close the fingers of envs ``ids`` [n] on objects this wide, without force.
@@ -129,26 +146,7 @@ class ArmState(Protocol):
         """
 
 
-class ImperfectArm(ArmState, Protocol):
-    """A robot that can be driven by measurements that differ from the true state, through gears with backlash."""
-
-    encoder_offset_NJ: Tensor | None
-    """Reading of each encoder minus the true position, float64; None: encoders are exact."""
-    backlash_NJ: Tensor | None
-    """Play between motor and joint, float64; None: there is none."""
-    wanted_NJ: Tensor | None
-    """Last joint targets before the backlash, float64; None: those in ``ctrl``."""
-    from_target: bool
-    """Whether actions add to the last targets."""
-
-    def measurement(self, qpos_NJ: Tensor, qvel_NJ: Tensor, finger_N1: Tensor) -> Measurement:
-        """Compute the measured pose from readings of the encoders."""
-
-    def observe(self, measured: Measurement | None = None) -> Mapping[str, Tensor]:
-        """Return the quantities of ``Robot.terms`` by name, [N, size], as measured (None: the true ones)."""
-
-
-class Arm(ImperfectArm, Protocol):
+class Arm(ArmState, Protocol):
     """A robot in the N simulations of a ``mujoco.batch.Batch``; its tensors are float64, on the CPU."""
 
     ctrl: np.ndarray
@@ -163,7 +161,7 @@ class Arm(ImperfectArm, Protocol):
         """Command actions [N, A] in [-1, 1] of envs ``ids`` (None: all), relative to the measured (None: true) pose."""
 
 
-class TensorArm(ImperfectArm, Protocol):
+class TensorArm(ArmState, Protocol):
     """A robot in the N simulations of a ``WarpBatch``: everything stays on its device. See ``Arm``."""
 
     def reset(self, ids: Tensor, qpos_nJ: Tensor) -> None: ...

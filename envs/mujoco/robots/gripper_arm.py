@@ -17,12 +17,10 @@ from torch import Tensor
 
 from embodied.core.arm import ArmLaw, Chain, ToolPose, cross
 from embodied.core.errors import UserError
-from embodied.envs.mujoco.config import ControlConfig
 from embodied.envs.mujoco.robots.base import Measurement, Simulations, live
 from embodied.envs.mujoco.robots.gripper_description import GripperDescription
 from embodied.envs.mujoco.robots.parts import Parts, at
 
-__all__ = ["ControlConfig", "GripperArm"]
 LAG = 0.15  # share of a displacement that experts add to the last targets, behind which servos lag
 Numbers = TypeVar("Numbers", np.ndarray, Tensor)
 
@@ -113,8 +111,12 @@ class GripperState:
     def observe(self, measured: Measurement | None = None) -> dict[str, Tensor]:
         if measured is None:
             return self.true_state()
-        velocity_3N = (measured.jacobian_6JN[:3] * measured.joint_vel_JN).sum(1)
-        return self.true_state() | measured_state(measured, velocity_3N, self.finger_qpos.shape[1])
+        seen = {
+            "joint_pos": measured.joint_pos_JN, "joint_vel": measured.joint_vel_JN,
+            "fingers": measured.finger_1N.expand(self.finger_qpos.shape[1], -1), "tcp_pos": measured.tool_3N,
+            "tcp_vel": (measured.jacobian_6JN[:3] * measured.joint_vel_JN).sum(1),
+        }  # fmt: skip
+        return self.true_state() | {name: value.T for name, value in seen.items()}
 
     def reset(self, ids: np.ndarray | Tensor, qpos_nJ: np.ndarray | Tensor) -> None:
         arm, gripper, open_qpos = self.parts.arm, self.parts.gripper, self._qpos.new_tensor(self.robot.open_qpos)
@@ -276,15 +278,6 @@ class DeviceArm(GripperState):
 
 def tool_pose(measured: Measurement) -> ToolPose:
     return ToolPose(measured.tool_3N, measured.rotation_33N.reshape(9, -1), measured.jacobian_6JN)
-
-
-def measured_state(measured: Measurement, tool_velocity_3N: Tensor, fingers: int) -> dict[str, Tensor]:
-    """Return what the robot measures, by name, [N, size]."""
-    found = {
-        "joint_pos": measured.joint_pos_JN, "joint_vel": measured.joint_vel_JN,
-        "fingers": measured.finger_1N.expand(fingers, -1), "tcp_pos": measured.tool_3N, "tcp_vel": tool_velocity_3N,
-    }  # fmt: skip
-    return {name: value.T for name, value in found.items()}
 
 
 def backlash(output: Numbers, value: Numbers, width: Numbers | float) -> Numbers:
