@@ -46,8 +46,6 @@ MAX_SPEED = 1_000.0  # of any degree of freedom, m/s or rad/s
 MAX_DUMPS = 100  # of one pool: limits what an env that diverges repeatedly writes to the disk
 log = logging.getLogger(__name__)
 _CURRENT = int(mujoco.mjtStage.mjSTAGE_VEL)  # after this stage observations are current
-# Fields of the model that the engine's reset makes the state from.
-_RESET_FIELDS = ("qpos0", "qpos_spring", "body_pos", "body_quat", "eq_active0", "sensor_interval", "opt.timestep")
 
 
 class MujocoPool(EpisodicEnv):
@@ -85,7 +83,6 @@ class MujocoPool(EpisodicEnv):
         self.batch = Batch(self.model, num_envs, num_threads, persistent=True)
         self.weights = Weights(self.batch, gravity_3)
         self._builder = Builder(can_fork=self.batch.nthread == 1)
-        initial = self.batch.state[0].copy()
         self.arm = task.robot.attach(self.batch)
         self.view = View(self.batch, self.arm)
         task.instruction_N = torch.zeros(num_envs, dtype=torch.int64)
@@ -104,9 +101,6 @@ class MujocoPool(EpisodicEnv):
         self.observe_images = True  # if False, nothing is rendered, and observations have no images
         self.observe_segmentation = False  # if True, also ``segmentation.<camera>``, ids of ``rig.model``'s geoms
         self._model_seed_N = np.full(num_envs, -1, dtype=np.int64)  # env seed that each model was randomised with
-        # State of every env after a reset. None if copying it is not enough: states differ between envs, or a reset
-        # must set sensors that are computed after velocities, such as forces, to 0.
-        self._initial = None if terms or (self.model.sensor_needstage > _CURRENT).any() else initial
 
     def start(self, ids: Ints, plans: EpisodePlans) -> None:
         self._builder.check()
@@ -114,10 +108,7 @@ class MujocoPool(EpisodicEnv):
         self.randomizer.apply(ids, rng, first=plans.seed_n != self._model_seed_N[ids])
         self._model_seed_N[ids] = plans.seed_n
         self._rng = EpisodeRng(self.plans.seed_n, self.plans.number_n)
-        if self._initial is None or any(self.batch.expanded(name) is not None for name in _RESET_FIELDS):
-            self.batch.reset(ids, stage=int(mujoco.mjtStage.mjSTAGE_NONE))
-        else:
-            self.batch.state[ids] = self._initial  # faster; ``forward`` then computes what follows
+        self.batch.reset(ids, stage=int(mujoco.mjtStage.mjSTAGE_NONE))
         held = plans.stage_n == 1
         self.arm.reset(ids, self.task.robot.start_qpos(rng, held))
         rows = torch.from_numpy(ids)

@@ -182,25 +182,7 @@ def test_continues_exactly_from_its_state(sim: dict) -> None:
             assert before.episodes.length_M.tolist() == after.episodes.length_M.tolist()
 
 
-@pytest.mark.parametrize("task", ["pick_place", "stack"])
-def test_an_episode_begins_as_after_a_reset_by_the_engine(task: str) -> None:
-    """The expert grasps, so that contacts, fingers and warm starts of the solver differ from those at the beginning."""
-    copied, engine = (pool(task, 6, 30, stagger=True, stages=True, config={"held_starts": 0.3}) for _ in range(2))
-    assert copied._initial is not None
-    engine._initial, ended = None, 0
-    noise_TNA = 0.3 * actions([7] * 6, 70, copied.spec.action_dim).transpose(0, 1)
-    for noise_NA in noise_TNA:
-        a, b = (env.step(env.expert() + noise_NA) for env in (copied, engine))
-        assert_same(a, b)
-        ended += len(a.episodes)
-    torch.testing.assert_close(copied.state_dict(), engine.state_dict(), rtol=0, atol=0)
-    assert ended > 10
-
-
-def test_the_engine_resets_what_a_copied_state_lacks() -> None:
-    """Values of the model's own, fields that a task varies later, and sensors of accelerations."""
-    assert pool("lift", 2, sim=RANDOMIZATION)._initial is None
-
+def test_an_episode_begins_with_fields_that_a_task_varies_and_with_sensors_of_accelerations_at_0() -> None:
     env = pool("pick_place", 2, 1)
     env.batch.expand("body_pos")[1, env.model.body("tray").id, 2] += 0.05
     before = env.task.tray[:, 2].clone()
