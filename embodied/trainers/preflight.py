@@ -26,9 +26,8 @@ from embodied.core.episodes import EpisodePlans, PlanList
 from embodied.core.spec import SUCCESS, Box, EnvSpec
 from embodied.data import Demonstrations, Episode, read, write
 from embodied.data.columns import IF_SO, ROUNDING, Unfit
-from embodied.data.faults import Fault, check_frames, listed
+from embodied.data.faults import Fault, Meaning, check_frames, listed, meanings
 from embodied.data.lerobot import DISTURBANCE, PLAN, check_fits, read_features
-from embodied.data.meanings import Meaning, meanings
 from embodied.envs import first_episodes
 from embodied.policies.normalizer import RunningNormalizer
 from embodied.runtime import threads

@@ -44,8 +44,6 @@ class InstructionDraw:
         self._first_goal = np.cumsum(self._num_goals) - self._num_goals
 
     def __call__(self, rng: EpisodeRng) -> np.ndarray:
-        if len(self._order) == 1:
-            return np.repeat(self._order, len(rng))
         turn_n, split_n = np.divmod(rng.turn_n, len(self.splits))
         goal_n = self._first_goal[split_n] + turn_n % self._num_goals[split_n]
         text_n = (rng.uniform("instruction", 0.0, 1.0) * self._num_texts[goal_n]).astype(np.int64)
