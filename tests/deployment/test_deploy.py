@@ -31,7 +31,7 @@ from embodied.deployment.control.safety import Limits, Safety
 from embodied.deployment.control.site import move_home
 from embodied.deployment.robots.base import Robot
 from embodied.deployment.robots.sim import SimRobot
-from embodied.envs.mujoco.perturbation import REAL, Perturbation
+from embodied.envs.mujoco.robot_file import REAL, Perturbation
 from embodied.envs.mujoco.robots.gripper_arm import backlash
 from embodied.envs.mujoco.robots.robot_process import SimulatedArm
 from embodied.session.factories import evaluation_plans, make_env

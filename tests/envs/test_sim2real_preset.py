@@ -10,8 +10,7 @@ import torch
 
 from embodied.core.config import parse_overrides, read_preset
 from embodied.core.errors import UserError
-from embodied.envs.mujoco.perturbation import Perturbation
-from embodied.envs.mujoco.robot_file import FOLDER, robot_perturbation
+from embodied.envs.mujoco.robot_file import FOLDER, Perturbation, robot_perturbation
 from embodied.session.config import CONFIG_DIR, compose_run, with_environments
 from tests.envs.helpers import TASK_NAMES, actions, pool
 

@@ -23,8 +23,7 @@ from embodied.core.types import Obs, Timestep
 from embodied.envs import FAMILIES, MujocoPool, make_sampler
 from embodied.envs.checks.conformance import check_env
 from embodied.envs.episodes.seeding import EpisodeRng
-from embodied.envs.mujoco.warp.batch import INSTALL, check_memory, num_bytes
-from embodied.envs.mujoco.warp.compiling import noting
+from embodied.envs.mujoco.warp.batch import INSTALL, check_memory, noting, num_bytes
 from embodied.envs.mujoco.warp.pool import WarpConfig, WarpPool
 from embodied.envs.mujoco.warp.randomization import DeviceRng
 from embodied.envs.registry import sim_options

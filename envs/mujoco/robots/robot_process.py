@@ -26,8 +26,7 @@ from embodied.core.process.child import end_with_parent
 from embodied.core.seeds import Purpose, first_env_seed
 from embodied.core.spec import CameraSpec
 from embodied.envs import first_episodes, make_pool
-from embodied.envs.mujoco.perturbation import Perturbation
-from embodied.envs.mujoco.robot_file import robot_perturbation
+from embodied.envs.mujoco.robot_file import Perturbation, robot_perturbation
 from embodied.envs.mujoco.robots.gripper_arm import backlash
 
 CURRENT = int(mujoco.mjtStage.mjSTAGE_VEL)

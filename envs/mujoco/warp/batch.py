@@ -9,6 +9,12 @@ step. They run on torch's stream, so neither library waits for the other.
 
 import copy
 import logging
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import contextmanager
 from functools import cached_property, partial
 from typing import Any
 
@@ -19,7 +25,6 @@ from torch import Tensor
 from embodied.core.cores import available_cores
 from embodied.core.errors import UserError, one_line
 from embodied.core.graphs import RECORDING
-from embodied.envs.mujoco.warp.compiling import compile_kernels
 
 log = logging.getLogger(__name__)
 INSTALL = "pip install -c constraints.txt -e '.[warp]'"
@@ -27,6 +32,7 @@ STATE = ("time", "qpos", "qvel", "act", "history", "plastic", "ctrl", "mocap_pos
 """Fields from which a simulation continues; all others follow from them."""
 OFF_AT_ZERO = ("geom_adhesion", "geom_surfacevel")
 """Fields that MuJoCo Warp ignores if they are 0 in the model that it gets."""
+SILENT_S = 3.0  # between two lines on the progress of compiling
 
 
 def num_bytes(data: Any) -> int:
@@ -180,3 +186,52 @@ class WarpBatch:
             stream = self._warp.stream_from_torch(torch.cuda.current_stream(self.device)) if on_gpu else None
             for graph in graphs:
                 self._warp.capture_launch(graph, stream=stream)
+
+
+def compile_kernels(warp: Any, run: Callable[[], object], device: Any, cores: int) -> None:
+    """Compile what ``run`` launches on the device of Warp, on all cores; Warp compiles one after the other.
+
+    ``run`` is called with launches that are noted instead of made, so it must not depend on what its kernels compute.
+    Then the noted modules are built side by side, and kept by Warp for the next run.
+    """
+    with noting(warp, device) as noted:
+        run()
+    told_s = time.monotonic()
+    with ThreadPoolExecutor(cores) as executor:
+        building = [executor.submit(module.load, device, block_dim) for module, block_dim in noted]
+        for done, built in enumerate(as_completed(building), 1):
+            built.result()
+            if time.monotonic() > told_s + SILENT_S:
+                print(f"compiling the kernels of sim=warp: {done} of {len(noted)}", file=sys.stderr, flush=True)
+                told_s = time.monotonic()
+
+
+@contextmanager
+def noting(warp: Any, device: Any) -> Iterator[dict[tuple[Any, int], None]]:
+    """Note the modules of this thread's launches, with the threads of a block, instead of making them."""
+    noted: dict[tuple[Any, int], None] = {}
+    normal = 1 if device.is_cpu else 256  # of a launch that does not say
+
+    def note(kernel: Any, *args: Any, block_dim: int = 0, **kwargs: Any) -> None:
+        if not kernel.is_generic:  # its types follow from the arguments
+            noted[kernel.module, block_dim if block_dim and not device.is_cpu else normal] = None
+
+    def once(condition: Any, while_body: Callable[..., None], **kwargs: Any) -> None:
+        while_body(**kwargs)
+
+    thread = threading.get_ident()
+    kept = {name: getattr(warp, name) for name in ("launch", "launch_tiled", "capture_while")}
+
+    def here(name: str, function: Callable[..., None]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            return (function if threading.get_ident() == thread else kept[name])(*args, **kwargs)
+
+        return call
+
+    try:
+        for name in kept:
+            setattr(warp, name, here(name, once if name == "capture_while" else note))
+        yield noted
+    finally:
+        for name, function in kept.items():
+            setattr(warp, name, function)
