@@ -18,8 +18,8 @@ from embodied.core.episodes import EpisodePlans, PlanList
 from embodied.core.errors import UserError
 from embodied.core.spec import Box, CameraSpec, Discrete
 from embodied.envs import FAMILIES, first_episodes, make_sampler
+from embodied.envs.adapters.config import EnvpoolConfig, EnvpoolTaskConfig
 from embodied.envs.adapters.envpool.family import EnvpoolEnv, envpool_seeds
-from embodied.envs.adapters.envpool.spec import EnvpoolTaskConfig
 from embodied.envs.checks.conformance import check_env, run_checks
 from tests.commands.helpers import run
 
@@ -28,7 +28,7 @@ envpool = pytest.importorskip("envpool", reason="needs EnvPool: pip install -c c
 
 def make(id: str, num_envs: int = 3, cameras: Sequence[CameraSpec] = (), **options: Any) -> EnvpoolEnv:
     family, task = FAMILIES["envpool"].build(), EnvpoolTaskConfig(**options)
-    env = family.make(id, task, num_envs=num_envs, num_threads=2, sim=None, cameras=cameras)
+    env = family.make(id, task, num_envs=num_envs, num_threads=2, sim=EnvpoolConfig(), cameras=cameras)
     assert isinstance(env, EnvpoolEnv)
     return env
 

@@ -288,8 +288,8 @@ def test_processes_import_neither_torch_nor_mujoco() -> None:
 
 def test_only_slow_environments_get_processes_by_themselves() -> None:
     found = gym.probe(f"{MODULE}:Toy-v0", {}, None)
-    assert gym._processes(replace(found, step_s=1e-5), 2, None) == 0
-    assert gym._processes(replace(found, step_s=1e-2), 2, None) == 2
+    assert gym._processes(replace(found, step_s=1e-5), 2, GymSimConfig()) == 0
+    assert gym._processes(replace(found, step_s=1e-2), 2, GymSimConfig()) == 2
     assert gym._processes(found, 2, GymSimConfig(processes=5)) == 5
 
 

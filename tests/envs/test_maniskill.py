@@ -20,8 +20,9 @@ from embodied.data import read, write
 from embodied.data.lerobot import check_fits
 from embodied.data.maniskill import read_trajectories
 from embodied.envs import FAMILIES, make_sampler
+from embodied.envs.adapters.config import ManiSkillConfig
 from embodied.envs.adapters.maniskill import family as maniskill
-from embodied.envs.adapters.maniskill.pool import ManiSkillScene
+from embodied.envs.adapters.maniskill.family import ManiSkillScene
 from embodied.envs.adapters.maniskill.sim import INSTALL, VULKAN, Request
 from embodied.envs.checks.conformance import check_env
 
@@ -55,14 +56,16 @@ def pool(family: Any) -> Iterator[Any]:
     """Two envs in two processes, with images, that end when they succeed."""
     config = options(max_episode_steps=5, terminate_on="success", control_mode="pd_joint_pos")
     cameras = [CameraSpec("base_camera", 24, 32)]
-    with closing(family.make(ID, config, num_envs=2, num_threads=2, sim=None, cameras=cameras)) as pool:
+    with closing(family.make(ID, config, num_envs=2, num_threads=2, sim=ManiSkillConfig(), cameras=cameras)) as pool:
         yield pool
 
 
 @pytest.mark.slow(reason="builds four environments in child processes")
 def test_it_keeps_the_contract_of_an_environment(family: Any) -> None:
     config = options(max_episode_steps=4, obs_mode="state")
-    check_env(lambda num_envs: family.make(ID, config, num_envs=num_envs, num_threads=2, sim=None), num_envs=2)
+    check_env(
+        lambda num_envs: family.make(ID, config, num_envs=num_envs, num_threads=2, sim=ManiSkillConfig()), num_envs=2
+    )
 
 
 def test_the_scene_that_gpus_step_keeps_the_contract_too(family: Any) -> None:

@@ -260,7 +260,7 @@ class EnvpoolFamily:
         self, id: str, task: Any, *, num_envs: int, num_threads: int, sim: Any, cameras: Sequence[CameraSpec] = ()
     ) -> EnvpoolEnv:
         layout = read_layout(id, task, cameras)
-        if sim is None or sim.batch_size is None:
+        if sim.batch_size is None:
             return EnvpoolEnv(layout, num_envs, num_threads)
         env = RowByRowEnvpoolEnv(layout, num_envs, num_threads)
         env.batch_size = min(sim.batch_size, num_envs)

@@ -119,10 +119,9 @@ class Gym:
         return GymEnv(spec, rows, found.can_render)
 
 
-def _processes(found: Probe, num_threads: int, sim: GymSimConfig | None) -> int:
+def _processes(found: Probe, num_threads: int, sim: GymSimConfig) -> int:
     """Return the number of processes; UserError if the environment cannot be built in others than this one."""
-    wanted = None if sim is None else sim.processes
-    name, why = found.source.name, ""
+    wanted, name, why = sim.processes, found.source.name, ""
     if found.is_vector:
         why = f"task {name} steps all its environments together"
     elif not is_portable(found.source):
