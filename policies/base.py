@@ -109,7 +109,6 @@ class ActorCritic(Policy):
         return state if self.encoder is None else torch.cat((state, self.encoder(obs)), -1)
 
     def value(self, obs: Obs) -> Tensor:
-        """Return the critic's value of each row of obs, [N]."""
         return self.state_value(self.inputs(obs), obs)
 
     def state_value(self, inputs: Tensor, obs: Obs) -> Tensor:

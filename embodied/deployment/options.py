@@ -58,7 +58,6 @@ class DeployOptions(Options):
         Schedule(self.schedule, bundle.horizon, execute, bundle.action_dim, bundle.control_dt_s)
 
     def check(self) -> None:
-        """Raise UserError for values that do not fit each other."""
         if self.robot != "sim" and ":" not in self.robot:
             raise unknown_name("robot", self.robot, ["sim", "<module>:<Class>"])
         if self.robot != "sim" and self.mapping is None:

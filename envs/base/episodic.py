@@ -191,7 +191,6 @@ class EpisodicEnv(VecEnv):
             outcome_N.copy_(state[f"once/{name}"])
 
     def begin(self, ids: Ints, plans: EpisodePlans) -> None:
-        """Start episodes with these plans in envs ``ids`` [n]; others go on. ValueError for plans beyond the spec."""
         bounds = {
             "stage_n": (0, len(self.spec.stages)),
             "instruction_n": (0, max(len(self.spec.instructions) - 1, 0)),

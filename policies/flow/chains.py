@@ -136,7 +136,6 @@ class FlowChains(ActorCritic):
         return torch.cat((features, prefix_features(obs, features)), -1) if self.max_delay else features
 
     def value(self, obs: Obs) -> Tensor:
-        """Return the critic's value of each row of obs, [N]."""
         return self.encoded_value(self.encode(obs), obs)
 
     @torch.no_grad()

@@ -17,6 +17,7 @@ from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoTokenizer, PI0Config, PI0ForConditionalGeneration, PreTrainedTokenizerFast
 from transformers.utils import logging as transformers_logging
 
@@ -244,7 +245,7 @@ def tokenize(tokenizer: Any, instructions: Sequence[str], max_tokens: int) -> tu
     prompt. UserError for an instruction that is empty or has more than ``max_tokens`` tokens, and for words outside the
     tokenizer's vocabulary.
     """
-    rows = []
+    rows: list[Tensor] = []
     for text in instructions:
         if not text.strip():
             raise UserError("an instruction is empty: policy=vla needs words that say what to do")
@@ -253,14 +254,9 @@ def tokenize(tokenizer: Any, instructions: Sequence[str], max_tokens: int) -> tu
             raise UserError(f"instruction '{text}' has {len(ids)} tokens, policy.max_tokens allows {max_tokens}")
         if tokenizer.unk_token_id is not None and tokenizer.unk_token_id in ids:
             raise UserError(f"instruction '{text}' has words outside the vocabulary of the policy's tokenizer")
-        rows.append(ids)
-    width = max(map(len, rows))
-    tokens = torch.full((len(rows), width), tokenizer.pad_token_id or 0, dtype=torch.int64)
-    real = torch.zeros(len(rows), width, dtype=torch.bool)
-    for row, ids in enumerate(rows):
-        tokens[row, : len(ids)] = torch.tensor(ids)
-        real[row, : len(ids)] = True
-    return tokens, real
+        rows.append(torch.tensor(ids))
+    tokens = pad_sequence(rows, batch_first=True, padding_value=tokenizer.pad_token_id or 0)
+    return tokens, torch.arange(tokens.shape[1]) < torch.tensor([len(row) for row in rows])[:, None]
 
 
 class LoRALinear(nn.Linear):

@@ -247,7 +247,6 @@ class VLAPolicy(FlowChains):
 
     @property
     def grounded(self) -> bool:
-        """Whether the policy has the statistics of ``target_positions``."""
         return bool(self.named_normalizer.fixed)
 
     def location_loss(self, obs: Obs, prefix: pi0.Prefix | None = None) -> Tensor:
@@ -263,7 +262,6 @@ class VLAPolicy(FlowChains):
         return self.grounding.localization_hits(self._encode_prefix(obs, self.tokens_IT.shape[1])[1], obs)
 
     def predict_positions(self, obs: Obs) -> Tensor:
-        """Predict ``target_positions``, [N, 9], m."""
         feature = self._encode_state(self.prefix(obs), obs).context.feature
         return self.named_normalizer.inverse(self.grounding.named(feature))
 
