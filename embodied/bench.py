@@ -23,6 +23,7 @@ is a median over rounds. Last line of stdout: {"what", "machine", "ratios", "row
 
 import sys
 from collections.abc import Sequence
+from dataclasses import fields
 from functools import partial
 from pathlib import Path
 from pkgutil import resolve_name
@@ -31,22 +32,19 @@ from typing import Any
 from embodied.core.config import nest, parse_overrides
 from embodied.core.errors import UserError, unknown_name
 from embodied.core.options import Text, config_dataclass, from_mapping
-from embodied.report.metrics import write_json
 from embodied.session.command import run_command
 
 BENCHMARKS = {
-    "async": "embodied.benchmarks.asynchrony:measure",
-    "deploy": "embodied.benchmarks.deploy:measure",
-    "ray": "embodied.benchmarks.train:measure_ray",
-    "train": "embodied.benchmarks.train:measure",
+    "async": ("asynchrony:measure", None),
+    "deploy": ("deploy:measure", None),
+    "gpu": ("gpu:measure", "gpu:GpuOptions"),
+    "ray": ("train:measure_ray", None),
+    "sim": ("sim:measure", "sim:SimOptions"),
+    "suite": ("suite:measure", "suite:SuiteOptions"),
+    "train": ("train:measure", None),
 }
-"""Functions ``measure(short)`` that return a ``Report``. Their modules import torch."""
-WITH_OPTIONS = {
-    "gpu": ("embodied.benchmarks.gpu:measure", "embodied.benchmarks.gpu:GpuOptions"),
-    "sim": ("embodied.benchmarks.sim:measure", "embodied.benchmarks.config:SimOptions"),
-    "suite": ("embodied.benchmarks.suite:measure_suite", "embodied.benchmarks.suite:SuiteOptions"),
-}
-"""Functions ``measure(options, short, out)``, which may write what they have to ``out``, and their options."""
+"""Functions ``measure(report, short, options)`` in embodied.benchmarks, and their options, if they take any."""
+PEERS = ("peers.compare:compare", "peers.compare:CompareOptions")  # of ``train`` with options
 LISTS = ("ours", "peers", "parts", "tasks")
 
 
@@ -61,32 +59,26 @@ class BenchOptions:
 def bench(argv: Sequence[str]) -> dict[str, Any]:
     """Run one benchmark. UserError for an unknown one, a bad option or an ``out`` that cannot be written."""
     if not argv or "=" in argv[0]:
-        raise UserError(f"say what to measure: python -m embodied.bench {'|'.join(sorted(BENCHMARKS | WITH_OPTIONS))}")
-    if argv[0] not in BENCHMARKS | WITH_OPTIONS:
-        raise unknown_name("benchmark", argv[0], BENCHMARKS | WITH_OPTIONS)
-    values = parse_overrides([_as_list(word) for word in argv[1:]])
-    own: dict[str, Any] = {key: values.pop(key) for key in ("out", "short") if key in values}
-    peers = argv[0] == "train" and bool(values)
-    options = from_mapping(BenchOptions, own if peers or argv[0] in WITH_OPTIONS else own | values)
+        raise UserError(f"say what to measure: python -m embodied.bench {'|'.join(BENCHMARKS)}")
+    if argv[0] not in BENCHMARKS:
+        raise unknown_name("benchmark", argv[0], BENCHMARKS)
+    values = nest(parse_overrides([_as_list(word) for word in argv[1:]]))
+    shared = [field.name for field in fields(BenchOptions)]
+    options = from_mapping(BenchOptions, {key: values.pop(key) for key in shared if key in values})
     out = None if options.out is None else Path(options.out)
     kept = argv[0] == "suite" and out is not None and out.is_file()  # its rows are read
     if out is not None and not kept and (out.exists() or not out.parent.is_dir()):  # before minutes of measuring
         raise UserError(f"out={out} exists, or its directory {out.parent} does not; give a new file")
-    if peers:
-        from embodied.benchmarks.peers.compare import CompareOptions, compare
+    measure, own = PEERS if argv[0] == "train" and values else BENCHMARKS[argv[0]]
+    options_class = None if own is None else resolve_name(f"embodied.benchmarks.{own}")
+    known = [] if options_class is None else [field.name for field in fields(options_class)]
+    for key in values.keys() - {*known}:
+        raise unknown_name("option", key, known + shared)
+    from embodied.benchmarks.measure import Report  # imports torch
 
-        report = compare(from_mapping(CompareOptions, nest(values)), options.short)
-    elif argv[0] in WITH_OPTIONS:
-        measure, options_class = WITH_OPTIONS[argv[0]][0], resolve_name(WITH_OPTIONS[argv[0]][1])
-        for key in values.keys() - (known := options_class.__dataclass_fields__.keys()):
-            raise unknown_name("option", key, [*known, *BenchOptions.__dataclass_fields__])
-        report = resolve_name(measure)(from_mapping(options_class, values), options.short, out)
-    else:
-        report = resolve_name(BENCHMARKS[argv[0]])(options.short)
-    result = report.to_mapping()
-    if out is not None:
-        write_json(out, result)
-    return result
+    report, given = Report(argv[0], out), [] if options_class is None else [from_mapping(options_class, values)]
+    resolve_name(f"embodied.benchmarks.{measure}")(report, options.short, *given)
+    return report.write()
 
 
 def _as_list(word: str) -> str:

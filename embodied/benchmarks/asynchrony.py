@@ -85,9 +85,8 @@ SCENARIOS: dict[str, tuple[Setup, dict[str, Mode], int, int]] = {
 """Setup, the modes that are compared in it, iterations of a run and rounds, by name."""
 
 
-def measure(short: bool) -> Report:
+def measure(report: Report, short: bool) -> None:
     """Measure all scenarios; ``short`` only shows that it works."""
-    report = Report("async")
     for name, (setup, modes, iterations, rounds) in SCENARIOS.items():
         if short:
             setup = replace(setup, workers=2, step_s=0.002, infer_s=setup.infer_s / 10, update_s=0.01)
@@ -106,7 +105,6 @@ def measure(short: bool) -> Report:
                 report.ratio(f"{prefix}_over_sync", paired(speeds[mode], speeds["sync"]))
             report.ratio(f"{prefix}_over_bound", paired(speeds[mode], bounds))
         report.add(f"{name}_bound", median(bounds), "env steps/s", bound_s=setup.bound_s)
-    return report
 
 
 class Run(NamedTuple):

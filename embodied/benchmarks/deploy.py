@@ -52,9 +52,9 @@ PLANNED, SERVED = ("gaussian", "flow", "vla_tiny"), ("flow", "flow_wide", "vla_t
 CLIENTS, LOOP_HZ = 16, 50
 
 
-def measure(short: bool) -> Report:
+def measure(report: Report, short: bool) -> None:
     """Measure all ratios and rows; ``short`` only shows that it works."""
-    report, rounds = Report("deploy"), 2 if short else 5
+    rounds = 2 if short else 5
     with TemporaryDirectory() as folder:
         names = ("flow",) if short else tuple(POLICIES)
         bundles = {name: _export(Path(folder) / name, POLICIES[name]) for name in names}
@@ -63,7 +63,6 @@ def measure(short: bool) -> Report:
         closed_loop(report, rounds, 10 if short else 500, _export(Path(folder) / "loop", looped))
         for name in (name for name in SERVED if name in bundles):
             throughput(report, rounds, 32 if short else 640, name, bundles[name])
-    return report
 
 
 def _export(path: Path, options: dict[str, object]) -> Path:

@@ -16,12 +16,10 @@ The parts are in the order of importance. Each runs in a process of its own for 
 card may be at hand for minutes only; what a part has measured by then stays, and goes to ``out=`` at once.
 """
 
-import json
 import math
 import os
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -48,7 +46,6 @@ from embodied.core.types import Fragment, Obs
 from embodied.envs import TASKS, make_pool, make_sampler
 from embodied.envs.mujoco.config import WarpConfig
 from embodied.envs.mujoco.warp.pool import WarpPool
-from embodied.report.metrics import write_json
 from embodied.runtime import threads
 from embodied.session.config import compose_run
 from embodied.session.defaults import compose_new
@@ -72,51 +69,37 @@ class GpuOptions:
     """Parts to run, in this order."""
 
 
-class Streamed(Report):
-    """Report of a part's process, which prints each number on stdout as soon as there is one."""
+def measure(report: Report, short: bool, options: GpuOptions) -> None:
+    """Run the parts, each in a process of its own, which adds its numbers to the file of the report.
 
-    def add(self, name: str, value: float, unit: str, **settings: Any) -> None:
-        super().add(name, value, unit, **settings)
-        print(json.dumps({"row": self.rows[-1]}), flush=True)
-
-    def ratio(self, name: str, value: float) -> None:
-        super().ratio(name, value)
-        print(json.dumps({"ratio": [name, self.ratios[name]]}), flush=True)
-
-
-def measure(options: GpuOptions, short: bool, out: Path | None) -> Report:
-    """Run the parts, each in a process of its own. short: tiny sizes. out: file that has all numbers so far.
-
-    UserError without a CUDA device, unless ``short``.
+    short: tiny sizes. UserError without a CUDA device, unless ``short``.
     """
-    report = Report("gpu")
     device = resolve_device("auto" if short else "cuda")
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
-    for part in options.parts:
-        note(f"--- {part}")
-        command = [sys.executable, "-m", "embodied.benchmarks.gpu", part, str(device), str(int(short))]
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-        clock = threading.Timer(SHORT_LIMIT_S if short else LIMITS_S[part], process.kill)
-        clock.start()
-        try:
-            assert process.stdout is not None
-            for line in process.stdout:
-                found = json.loads(line) if line.startswith('{"') else {}  # libraries may print, too
-                if "row" in found:
-                    report.rows.append(found["row"] | {"settings": found["row"]["settings"] | {"device": name}})
-                report.ratios |= [found["ratio"]] if "ratio" in found else []
-                if out is not None:
-                    write_json(out, report.to_mapping())
-            process.wait()
-        finally:
-            clock.cancel()
-            process.kill()
-        if process.returncode:
-            note(f"{part} did not finish: {'its time was over' if process.returncode == -9 else 'see above'}")
-    return report
+    with TemporaryDirectory() as folder:
+        path = report.out or Path(folder) / "gpu.json"
+        for part in options.parts:
+            note(f"--- {part}")
+            command = [sys.executable, "-m", "embodied.benchmarks.gpu", part, str(device), str(int(short)), str(path)]
+            try:
+                limit_s = SHORT_LIMIT_S if short else LIMITS_S[part]
+                subprocess.run(command, stdout=subprocess.DEVNULL, check=True, timeout=limit_s)
+            except subprocess.TimeoutExpired:
+                note(f"{part} did not finish: its time was over")
+            except subprocess.CalledProcessError:
+                note(f"{part} did not finish: see above")
+        report.read(path)
 
 
 # ---------------------------------------------------------------------------------------------------------- in a part
+def run_part(part: str, device: torch.device, short: bool, path: Path) -> None:
+    """Run one part, and add its numbers to those in a file."""
+    threads.use(1)  # what is measured on a CPU has threads of its own
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+    report = Report("gpu", path, common={"device": name})
+    report.read(path)
+    PARTS[part](report, device, short)
+
+
 def floors(report: Report, device: torch.device, short: bool) -> None:
     size, rounds = PRODUCT[short]
     source = torch.zeros(size * size * 16, dtype=torch.uint8, device=device)
@@ -343,5 +326,4 @@ def timed_on(device: torch.device, work: Callable[[], object], rounds: int, warm
 
 
 if __name__ == "__main__":
-    threads.use(1)  # what is measured on a CPU has threads of its own
-    PARTS[sys.argv[1]](Streamed("gpu"), torch.device(sys.argv[2]), bool(int(sys.argv[3])))
+    run_part(sys.argv[1], torch.device(sys.argv[2]), bool(int(sys.argv[3])), Path(sys.argv[4]))

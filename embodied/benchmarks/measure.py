@@ -9,13 +9,16 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from statistics import median
 from typing import Any, TypeVar
 
 from embodied.core.algorithm import Metrics
-from embodied.core.errors import one_line
-from embodied.runtime import Runtime
+from embodied.core.errors import UserError, one_line
+from embodied.report.metrics import write_json
+from embodied.runtime.loop import Runtime
 from embodied.session.command import interrupt_on_signals
+from embodied.session.files import read_json
 from embodied.session.results.machine import machine
 
 T = TypeVar("T")
@@ -23,21 +26,28 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class Report:
-    """Growing result of a benchmark; each number is printed to stderr when it is added."""
+    """Growing result of a benchmark; each number is printed to stderr, and written to a file, when it is added."""
 
     what: str
+    out: Path | None = None
+    """File that has all numbers so far, if there is one."""
     ratios: dict[str, float] = field(default_factory=dict)
     """The numbers that the benchmark is for, by name."""
     rows: list[dict[str, Any]] = field(default_factory=list)
     """All other numbers: ``name``, ``value``, ``unit`` and ``settings``, all that the number depends on."""
+    common: Mapping[str, Any] = field(default_factory=dict)
+    """Settings of all rows that are added."""
 
     def add(self, name: str, value: float, unit: str, **settings: Any) -> None:
+        settings |= self.common
         self.rows.append({"name": name, "value": float(f"{value:.5g}"), "unit": unit, "settings": settings})
         note(f"{name:40s} {value:14,.4g} {unit}")
+        self.write()
 
     def ratio(self, name: str, value: float) -> None:
         self.ratios[name] = float(f"{value:.5g}")
         note(f"{name:40s} {value:14,.4g}")
+        self.write()
 
     def measure(
         self, measures: Mapping[str, Callable[[], float]], rounds: int, unit: str, settings: Mapping[str, Any],
@@ -52,6 +62,22 @@ class Report:
     def to_mapping(self) -> dict[str, Any]:
         """Return the contract's result: what, machine, ratios, rows."""
         return {"what": self.what, "machine": machine(), "ratios": self.ratios, "rows": self.rows}
+
+    def write(self) -> dict[str, Any]:
+        """Write the result so far to ``out``, and return it."""
+        result = self.to_mapping()
+        if self.out is not None:
+            write_json(self.out, result)
+        return result
+
+    def read(self, path: Path) -> None:
+        """Take the numbers of an earlier result if there is a file. UserError if it is of something else."""
+        if not path.exists():
+            return
+        found = read_json(path)
+        if found.get("what") != self.what:
+            raise UserError(f"out={path} exists, and is no result of bench {self.what}; give a new file")
+        self.ratios, self.rows = found["ratios"], found["rows"]
 
 
 def in_turns(measures: Mapping[str, Callable[[], T]], rounds: int, warm_up: int = 1) -> dict[str, list[T]]:

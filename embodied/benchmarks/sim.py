@@ -21,9 +21,8 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from itertools import product
-from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
@@ -31,9 +30,9 @@ from mujoco.batch import Batch
 from torch import Tensor
 
 from embodied.benchmarks import adapters
-from embodied.benchmarks.config import Part, SimOptions
 from embodied.benchmarks.measure import Report, built, in_turns, paired, timed
 from embodied.benchmarks.peers.own import PeerBatch
+from embodied.core.options import config_dataclass
 from embodied.envs import TASKS, MujocoPool, make_pool, make_sampler
 from embodied.envs.mujoco.config import WarpConfig
 from embodied.envs.mujoco.engine import timers
@@ -46,11 +45,18 @@ ENVPOOL_ID, ENVPOOL_PEER = "PandaPickCube-v1", "lift"
 PEERS = ("mjbatch", "mjbatch_uni")
 CHUNK = 4
 SPEED = "control steps/s"
+Part = Literal["engine", "flatness", "envpool", "warp", "adapters", "memory"]
 
 
-def measure(options: SimOptions, short: bool, out: Path | None) -> Report:
+@config_dataclass
+class SimOptions:
+    """Options after ``bench sim``."""
+
+    parts: tuple[Part, ...] = get_args(Part)
+
+
+def measure(report: Report, short: bool, options: SimOptions) -> None:
     """Measure the ratios and rows of the parts; ``short`` only shows that it works."""
-    report = Report("sim")
     threads.use(1)  # as an env worker does
     rounds, env_steps = (2, 64) if short else (9, 16_384)
     reference = _pool(TASK, 16 if short else 1024)
@@ -67,7 +73,6 @@ def measure(options: SimOptions, short: bool, out: Path | None) -> Report:
     }
     for part in options.parts:
         measures[part]()
-    return report
 
 
 def engine(report: Report, pool: MujocoPool, rounds: int, env_steps: int) -> None:

@@ -11,7 +11,6 @@ What ``out=`` has already is not run again; a run of other steps takes its place
                                                  the inverse where both are negative
 """
 
-import json
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -21,9 +20,8 @@ from statistics import median
 from typing import Annotated, Any, Literal
 
 from embodied.benchmarks.measure import Report, built, note, run_module
-from embodied.core.errors import UserError
 from embodied.core.options import PositiveInt, Seed, config_dataclass, one_of
-from embodied.report.metrics import METRICS_FILE, read_metrics, write_json
+from embodied.report.metrics import METRICS_FILE, read_metrics
 from embodied.session.defaults import compose_new
 
 POINTS = 40  # of a curve that is kept
@@ -71,14 +69,15 @@ class SuiteOptions:
     """Cap on the steps of every run, for a first look."""
 
 
-def measure_suite(options: SuiteOptions, short: bool, out: Path | None) -> Report:
-    """Run what ``out`` lacks. A run that fails, as where a simulator is missing, is noted and left out.
+def measure(report: Report, short: bool, options: SuiteOptions) -> None:
+    """Run what ``out=`` lacks. A run that fails, as where a simulator is missing, is noted and left out.
 
-    UserError if ``out`` is no result of the suite.
+    UserError if ``out=`` is no result of the suite.
     """
     if short:
         options = SuiteOptions(tasks=("CartPole",), seeds=(0,), peer=options.peer, max_steps=4096)
-    report = Report("suite", rows=rows_of(out) if out is not None and out.exists() else [])
+    if report.out is not None:
+        report.read(report.out)
     trainers = {"ours": ours} | ({"sb3": sb3} if options.peer == "sb3" else {})
     for seed in options.seeds:
         for name in options.tasks:
@@ -97,20 +96,7 @@ def measure_suite(options: SuiteOptions, short: bool, out: Path | None) -> Repor
                 report.rows = [row for row in report.rows if row["name"] != key]  # of other steps
                 report.add(key, value, unit, **words, trainer=trainer, **found)
                 add_ratios(report)
-                if out is not None:
-                    write_json(out, report.to_mapping())
-    return report
-
-
-def rows_of(path: Path) -> list[dict[str, Any]]:
-    """Return the rows of an earlier result; UserError if the file is none."""
-    try:
-        result = json.loads(path.read_text(encoding="utf-8"))
-        if result["what"] == "suite":
-            return list(result["rows"])
-    except (ValueError, KeyError, TypeError):
-        pass
-    raise UserError(f"out={path} exists, and is no result of bench suite; give a new file")
+                report.write()
 
 
 def add_ratios(report: Report) -> None:

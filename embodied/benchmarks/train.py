@@ -49,10 +49,9 @@ class Costs:
     """Simulation and inference, and learning; c and l in the module's docstring."""
 
 
-def measure(short: bool) -> Report:
+def measure(report: Report, short: bool) -> None:
     """Measure costs, bound and both runtimes; ``short`` only shows that it works."""
     overrides, warmup, iterations, rounds = (SHORT, 1, 1, 2) if short else ({}, 2, 4, 11)
-    report = Report("train")
     configs = {name: compose_run(overrides | QUIET | {"runtime": name}) for name in ("local", "sync")}
     measures: dict[str, Callable[[], Costs]]
     measures = {name: partial(run, config, warmup, iterations) for name, config in configs.items()}
@@ -67,18 +66,15 @@ def measure(short: bool) -> Report:
     report.add("bound", median(limits), "env steps/s", of_rounds=[round(limit) for limit in limits])
     report.ratio("train_over_bound", paired(speeds["local"], limits))
     report.ratio("local_over_sync", paired(speeds["local"], speeds["sync"]))
-    return report
 
 
-def measure_ray(short: bool) -> Report:
+def measure_ray(report: Report, short: bool) -> None:
     """Compare runtime=ray with runtime=local on one machine; ``short`` only shows that it works."""
     overrides, warmup, iterations, rounds = (RAY | SHORT, 1, 1, 1) if short else (RAY, 4, 16, 5)
-    report = Report("ray")
     configs = {name: compose_run(overrides | QUIET | {"runtime": name}) for name in ("local", "ray")}
     measures = {name: partial(run, config, warmup, iterations) for name, config in configs.items()}
     speeds = add_speeds(report, configs, in_turns(measures, rounds, warm_up=0), iterations)
     report.ratio("ray_over_local", paired(speeds["ray"], speeds["local"]))
-    return report
 
 
 def add_speeds(

@@ -79,7 +79,7 @@ class CompareOptions:
             raise UserError(f"{what} are of the time to a level: give level=<success or return>")
 
 
-def compare(options: CompareOptions, short: bool) -> Report:
+def compare(report: Report, short: bool, options: CompareOptions) -> None:
     """Measure; ``short`` shows that it works. UserError for a missing library, or one that cannot learn the task."""
     if short:
         ppo, own = (replace(one, num_envs=8, decisions=8, epochs=1) for one in (options.ppo, options.unilab))
@@ -97,11 +97,9 @@ def compare(options: CompareOptions, short: bool) -> Report:
     for name in set(options.peers) - {"sb3", "torchrl"} if not isinstance(spec.action, Box) else ():
         raise UserError(f"peers={name}: {name} has no discrete actions, as task {options.task} needs them")
     names = (*options.ours, *options.peers)
-    report = Report("train")
     throughput(report, options, spec, [name for name in names if name not in OWN_SETTINGS])
     if options.level is not None:
         time_to_level(report, options, spec, names, options.level)
-    return report
 
 
 def throughput(report: Report, options: CompareOptions, spec: EnvSpec, names: Sequence[str]) -> None:
