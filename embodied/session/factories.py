@@ -21,10 +21,10 @@ from embodied.envs import SAMPLERS, SamplerSetup, first_episodes
 from embodied.envs.base.delayed import DelayedEnv
 from embodied.envs.registry import FAMILIES, split_name
 from embodied.policies import POLICIES
-from embodied.runtime import checkpoint, evaluate, threads
+from embodied.runtime import checkpoint, threads
 from embodied.runtime.checkpoint_names import newest_first
 from embodied.runtime.config import EvalNoise
-from embodied.runtime.evaluator import MAX_EVAL_ENVS
+from embodied.runtime.evaluator import MAX_EVAL_ENVS, evaluate
 from embodied.runtime.recipe import device_of
 from embodied.session.config import RunConfig, read_run, read_section, with_architecture
 from embodied.session.files import CONFIG_FILE
@@ -235,7 +235,7 @@ def evaluate_policy(
     keep: bool = False,
     choose: Callable[[EpisodePlans], EpisodePlans] = lambda plans: plans,
 ) -> list[dict[str, Any]]:
-    """Evaluate the policy on ``episodes`` fixed initial states, with each of ``noises``; see embodied.runtime.evaluate.
+    """Evaluate the policy on ``episodes`` fixed initial states, with each of ``noises``; see ``evaluate``.
 
     The policy is moved to the run's device. num_threads: 0 is all cores. delay: that of ``make_acting_env``. watch:
     gets the share of all that is done. keep: records of the episodes with the first noise. choose: of the plans.

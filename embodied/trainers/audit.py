@@ -29,9 +29,12 @@ from embodied.core.policy import Policy
 from embodied.core.types import Fragment
 from embodied.deployment.bundle.write import TOLERANCE, check_exportable, chosen_layout, write_bundle
 from embodied.envs.checks.conformance import run_checks
-from embodied.runtime import RUNTIMES, Runtime, RuntimeConfig, checkpoint, threads
+from embodied.runtime import checkpoint, threads
 from embodied.runtime.checkpoint import Checkpoint
+from embodied.runtime.config import RuntimeConfig
 from embodied.runtime.evaluator import run_episodes
+from embodied.runtime.loop import Runtime
+from embodied.runtime.registry import RUNTIMES
 from embodied.session import factories
 from embodied.session.config import RunConfig
 from embodied.session.deployed.exporting import bundle_source, origin_of

@@ -9,8 +9,9 @@ from typing import Any
 from embodied.core.algorithm import Algorithm
 from embodied.core.errors import UserError, check_base
 from embodied.core.policy import Policy
-from embodied.runtime import Recipe, Runtime, build_runtime
-from embodied.runtime.recipe import device_of
+from embodied.runtime.loop import Runtime
+from embodied.runtime.recipe import Recipe, device_of
+from embodied.runtime.registry import build_runtime
 from embodied.runtime.watch import TRACE_S
 from embodied.session import factories
 from embodied.session.config import RunConfig, max_episode_steps

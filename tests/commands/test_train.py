@@ -16,7 +16,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from embodied.core.errors import UserError
 from embodied.envs.tasks.config import default_words
 from embodied.report.metrics import read_metrics
-from embodied.runtime import checkpoint, evaluate, evaluator
+from embodied.runtime import checkpoint, evaluator
+from embodied.runtime.evaluator import evaluate
 from embodied.session.config import compose_run, read_run, resolve, resume_run
 from embodied.session.session import new_run_dir
 from tests.commands.helpers import SMALL, Outcome, checkpoint_of, run_train

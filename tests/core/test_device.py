@@ -10,7 +10,8 @@ import torch
 from embodied.core.device import CPU, resolve_device
 from embodied.core.errors import UserError
 from embodied.envs.registry import MujocoFamily
-from embodied.runtime import LocalConfig, RayConfig
+from embodied.runtime.config import LocalConfig
+from embodied.runtime.ray.config import RayConfig
 from embodied.runtime.recipe import device_of
 from embodied.session.config import compose_run, resolve, to_mapping, with_device
 from embodied.session.factories import acting_device, make_env, settled

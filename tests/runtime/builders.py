@@ -17,9 +17,10 @@ from embodied.core.spec import EnvSpec
 from embodied.envs import first_episodes
 from embodied.policies.config import GaussianConfig
 from embodied.policies.gaussian import GaussianPolicy
-from embodied.runtime import RUNTIMES, Iteration, Recipe, Runtime, build_runtime
 from embodied.runtime.learner import Relabel
-from embodied.runtime.recipe import SamplerFactory
+from embodied.runtime.loop import Iteration, Runtime
+from embodied.runtime.recipe import Recipe, SamplerFactory
+from embodied.runtime.registry import RUNTIMES, build_runtime
 from tests.runtime.point_env import PointEnv, point_sampler
 
 NUM_ENVS = 12

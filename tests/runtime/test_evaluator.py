@@ -20,9 +20,8 @@ from embodied.core.spec import SUCCESS, Instruction
 from embodied.core.statistics import wilson_interval
 from embodied.core.types import Obs, Timestep
 from embodied.envs import first_episodes
-from embodied.runtime import evaluate
 from embodied.runtime.config import EvalNoise, RuntimeConfig
-from embodied.runtime.evaluator import BackgroundEvaluator, summary
+from embodied.runtime.evaluator import BackgroundEvaluator, evaluate, summary
 from embodied.runtime.threads import ThreadGroup
 from tests.runtime.builders import make_policy
 from tests.runtime.point_env import PointEnv, point_sampler, point_spec

@@ -18,9 +18,9 @@ import torch
 
 from embodied.core.errors import UserError
 from embodied.core.seeds import SEEDS
-from embodied.runtime import RayConfig
 from embodied.runtime.channel import WeightStore
 from embodied.runtime.ray.cluster import Cluster
+from embodied.runtime.ray.config import RayConfig
 from embodied.runtime.watch import EDGES
 from tests.runtime.builders import DECISIONS, NUM_ENVS, build, iterate
 from tests.runtime.point_env import PointEnv

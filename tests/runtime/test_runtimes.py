@@ -25,7 +25,8 @@ from embodied.core.spec import Instruction
 from embodied.core.types import Fragment, Obs
 from embodied.policies.config import DSRLConfig
 from embodied.policies.dsrl import DSRLPolicy
-from embodied.runtime import RuntimeConfig, checkpoint
+from embodied.runtime import checkpoint
+from embodied.runtime.config import RuntimeConfig
 from embodied.runtime.evaluator import rollout_metrics
 from embodied.runtime.local import LocalRuntime
 from embodied.runtime.sync import OneProcess, SyncRuntime

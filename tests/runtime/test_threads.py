@@ -10,7 +10,9 @@ import threading
 import pytest
 import torch
 
-from embodied.runtime import LocalConfig, RayConfig, RuntimeConfig, threads
+from embodied.runtime import threads
+from embodied.runtime.config import LocalConfig, RuntimeConfig
+from embodied.runtime.ray.config import RayConfig
 from embodied.runtime.recipe import group_sizes
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
