@@ -1,5 +1,7 @@
 """Buffers of a fragment, filled decision by decision."""
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor
 
@@ -21,48 +23,32 @@ class Recorder:
     """
 
     def __init__(self, decisions: int, num_envs: int) -> None:
-        self.shape = shape = decisions, num_envs
+        self.shape = decisions, num_envs
         self.obs: Obs = {}
-        self.chain = self.reward_TNE = self.action_TNEA = torch.empty(0)  # allocated at the first decision, as ``obs``
-        self.log_prob_TN, self.value_TN = torch.empty(shape), torch.empty(shape)
-        self.num_steps_TN = torch.empty(shape, dtype=torch.int64)
-        self.terminated_TN = torch.empty(shape, dtype=torch.bool)
-        self.truncated_TN = torch.empty(shape, dtype=torch.bool)
-        self.final_value_TN = torch.zeros(shape)
-        self.version_TN = torch.empty(shape, dtype=torch.int64)
+        self.columns: dict[str, Tensor] = {"final_value_TN": torch.zeros(self.shape)}  # by their names in ``Fragment``
         self.final_obs: list[Obs] = []
         self.final_index: list[Tensor] = []
         self.episodes: list[EpisodeStats] = []
 
     def decide(self, at: At, obs: Obs, sample: PolicySample, action_NEA: Tensor) -> None:
         """Copy the observations of decisions ``at``, the decisions and the executed actions."""
-        if not self.obs:
-            self.obs = {key: self._buffer(value) for key, value in obs.items()}
-            self.chain, self.action_TNEA = self._buffer(sample.chain), self._buffer(action_NEA)
-        for key, buffer in self.obs.items():
-            buffer[at] = obs[key]
-        self.chain[at] = sample.chain
-        self.action_TNEA[at] = action_NEA
-        self.log_prob_TN[at] = sample.log_prob_N
-        self.value_TN[at] = sample.value_N
-        self.version_TN[at] = sample.version_N
+        self._put(self.obs, at, obs)
+        decision = {"chain": sample.chain, "action_TNEA": action_NEA, "version_TN": sample.version_N}
+        self._put(self.columns, at, decision | {"log_prob_TN": sample.log_prob_N, "value_TN": sample.value_N})
 
     def result(self, at: At, step: Timestep) -> None:
         """Copy the outcome of decisions ``at``."""
-        if not len(self.reward_TNE):
-            self.reward_TNE = self._buffer(step.reward_NE)
-        self.reward_TNE[at] = step.reward_NE
-        self.num_steps_TN[at] = step.num_steps_N
-        self.terminated_TN[at] = step.terminated_N
-        self.truncated_TN[at] = step.truncated_N
+        outcome = {"reward_TNE": step.reward_NE, "num_steps_TN": step.num_steps_N}
+        ends = {"terminated_TN": step.terminated_N, "truncated_TN": step.truncated_N}
+        self._put(self.columns, at, outcome | ends)
         if len(step.episodes):
             self.episodes.append(step.episodes.counted())
 
     def end(self, index_M2: Tensor, value_M: Tensor, final_obs: Obs) -> None:
         """Keep last observations [M, ...] of episodes and their values. index_M2: decision and env of each end."""
-        at = index_M2[:, 0], index_M2[:, 1]
-        value_M = torch.where(self.num_steps_TN[at] > 0, value_M, self.value_TN[at])
-        self.final_value_TN[at] = torch.where(self.truncated_TN[at], value_M, 0.0)
+        at, columns = (index_M2[:, 0], index_M2[:, 1]), self.columns
+        value_M = torch.where(columns["num_steps_TN"][at] > 0, value_M, columns["value_TN"][at])
+        columns["final_value_TN"][at] = torch.where(columns["truncated_TN"][at], value_M, 0.0)
         self.final_obs.append(final_obs)
         self.final_index.append(index_M2)
 
@@ -72,18 +58,8 @@ class Recorder:
         ends = self.final_obs
         return Fragment(
             obs=self.obs,
-            chain=self.chain,
-            log_prob_TN=self.log_prob_TN,
-            value_TN=self.value_TN,
-            reward_TNE=self.reward_TNE,
-            num_steps_TN=self.num_steps_TN,
-            terminated_TN=self.terminated_TN,
-            truncated_TN=self.truncated_TN,
-            final_value_TN=self.final_value_TN,
             bootstrap_value_N=bootstrap_value_N,
-            version_TN=self.version_TN,
             episodes=EpisodeStats.concatenate(self.episodes),
-            action_TNEA=self.action_TNEA,
             last_obs={key: value.clone() for key, value in last_obs.items()},
             final_obs={key: torch.cat([obs[key] for obs in ends]) for key in ends[0]} if ends else {},
             final_index_M2=torch.cat([torch.empty(0, 2, dtype=torch.int64), *self.final_index]),
@@ -91,20 +67,22 @@ class Recorder:
             group=ticket.group,
             incarnation=ticket.incarnation,
             sequence=ticket.sequence,
+            **self.columns,
         )
 
     def _check_finite(self, last_obs: Obs, bootstrap_value_N: Tensor, ticket: Ticket) -> None:
         """Raise FloatingPointError for numbers that are not finite, also those observed at ends of episodes."""
-        finite_N = torch.ones(self.shape[1], dtype=torch.bool)
+        columns, finite_N = self.columns, torch.ones(self.shape[1], dtype=torch.bool)
+        value_TN = columns["value_TN"] + columns["final_value_TN"]
         for key in VECTOR_KEYS & self.obs.keys():
             finite_N &= (self.obs[key].isfinite().all(-1).all(0) & last_obs[key].isfinite().all(-1)).cpu()
             for index_M2, obs in zip(self.final_index, self.final_obs, strict=True):
                 finite_N[index_M2[~obs[key].isfinite().all(-1).cpu(), 1]] = False
         numbers = {
             "observations": finite_N,
-            "rewards": self.reward_TNE.isfinite().all(-1).all(0),
-            "log-probabilities": self.log_prob_TN.isfinite().all(0),
-            "values": (self.value_TN + self.final_value_TN).isfinite().all(0) & bootstrap_value_N.isfinite(),
+            "rewards": columns["reward_TNE"].isfinite().all(-1).all(0),
+            "log-probabilities": columns["log_prob_TN"].isfinite().all(0),
+            "values": value_TN.isfinite().all(0) & bootstrap_value_N.isfinite(),
         }
         broken = [name for name, finite_N in numbers.items() if not bool(finite_N.all())]
         if broken:
@@ -113,5 +91,9 @@ class Recorder:
             why = "the simulation or the policy has diverged; nothing is learned from it"
             raise FloatingPointError(f"{' and '.join(broken)} of {where} are not finite: {why}")
 
-    def _buffer(self, like: Tensor) -> Tensor:
-        return torch.empty((*self.shape, *like.shape[1:]), dtype=like.dtype, device=like.device)
+    def _put(self, buffers: dict[str, Tensor], at: At, values: Mapping[str, Tensor]) -> None:
+        """Copy values of decisions ``at`` into buffers, which are allocated with the first values of a name."""
+        for name, value in values.items():
+            if name not in buffers:
+                buffers[name] = torch.empty((*self.shape, *value.shape[1:]), dtype=value.dtype, device=value.device)
+            buffers[name][at] = value
