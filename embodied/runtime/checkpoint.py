@@ -17,6 +17,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -112,23 +113,15 @@ def load_last(run_dir: Path, only: str | None = None) -> Checkpoint:
         return load(last, only)
     except CorruptCheckpoint as error:
         before = newest_first(last.parent)[1:]
-        older = next((path for path in before if _is_whole(path, only)), None)
-        if older is not None:
-            how = f"eval and export take it with checkpoint={older.name}, compare with policies=[{older},...]"
-            raise UserError(
-                f"{error}. {older.name} is older and whole: {how}; for other commands, remove {last}"
-            ) from error
+        for older in before:
+            with suppress(CorruptCheckpoint):
+                load(older, only)
+                how = f"eval and export take it with checkpoint={older.name}, compare with policies=[{older},...]"
+                whole = f"{older.name} is older and whole: {how}; for other commands, remove {last}"
+                raise UserError(f"{error}. {whole}") from error
         if before:
             raise UserError(f"all {1 + len(before)} checkpoints under {last.parent} are corrupt") from error
         raise
-
-
-def _is_whole(folder: Path, only: str | None) -> bool:
-    try:
-        load(folder, only)
-    except CorruptCheckpoint:
-        return False
-    return True
 
 
 def load(folder: Path, only: str | None = None) -> Checkpoint:
