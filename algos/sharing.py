@@ -53,12 +53,6 @@ def count_decisions(
     return DecisionCounts(int(table[:, 0].min()), valid, metrics)
 
 
-def root_mean_square(values: Tensor, group: ProcessGroup) -> Tensor:
-    """Return the root mean square of the values [n] of all processes; 0 if there is none. A scalar."""
-    mean, std = mean_and_std(values, group)
-    return torch.hypot(mean, std)
-
-
 def mean_and_std(values: Tensor, group: ProcessGroup) -> tuple[Tensor, Tensor]:
     """Return mean and biased standard deviation of the values [n] of all processes; 0 if there is none. Scalars."""
     if group.size == 1 and len(values):
