@@ -234,8 +234,10 @@ def resolve(mapping: Mapping[str, Any]) -> RunConfig:
     simulation = Section(*sim_options(name, mapping["sim"]))
     decisions = mapping["runtime"].get("decisions")
     if decisions is None:
-        whole = getattr(algo.options, "group_size", 1) > 1  # episodes are compared
-        decisions = max(1, max_episode_steps(task) // policy.options.execute) if whole else DECISIONS
+        decisions = DECISIONS
+        if getattr(algo.options, "group_size", 1) > 1:  # whole episodes are compared
+            limit = FAMILIES[family].build().spec(id, task.options).max_episode_steps
+            decisions = max(1, limit // policy.options.execute)
     runtime_class = RUNTIMES[mapping["runtime"]["name"]].config
     runtime = from_mapping(runtime_class, {**mapping["runtime"], "decisions": decisions}, "runtime")
     parts = dict(zip(GROUPS, (task, policy, algo, runtime, simulation, episodes), strict=True))
@@ -254,12 +256,6 @@ def read_section(section: Mapping[str, Any], config: type[Any], path: str) -> Se
     """Check a section against the dataclass of its options. path: prefix of the keys in messages."""
     options = {key: value for key, value in section.items() if key != "name" or "name" in config.__dataclass_fields__}
     return Section(section["name"], from_mapping(config, options, path))
-
-
-def max_episode_steps(task: Section) -> int:
-    """Return the time limit, control steps, of an environment."""
-    family, id = split_name(task.name)
-    return FAMILIES[family].build().spec(id, task.options).max_episode_steps
 
 
 def to_mapping(config: RunConfig) -> dict[str, Any]:

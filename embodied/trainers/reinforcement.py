@@ -14,7 +14,7 @@ from embodied.runtime.recipe import Recipe, device_of
 from embodied.runtime.registry import build_runtime
 from embodied.runtime.watch import TRACE_S
 from embodied.session import factories
-from embodied.session.config import RunConfig, max_episode_steps
+from embodied.session.config import RunConfig
 from embodied.session.trainer import Report, Trainer
 
 TRACE_FILE = "trace.json.gz"
@@ -102,7 +102,7 @@ def check_groups(config: RunConfig) -> None:
     if config.cut_after_success:
         allowed = f"0: algo={config.algo.name} compares whole episodes"
         raise UserError(f"cut_after_success: got {config.cut_after_success}, allowed: {allowed}")
-    steps, execute = max_episode_steps(config.task), config.policy.options.execute
+    steps, execute = factories.make_spec(config).max_episode_steps, config.policy.options.execute
     if runtime.decisions * execute != steps:
         fits = "" if steps % execute else f": set runtime.decisions={steps // execute}"
         raise UserError(
