@@ -5,6 +5,7 @@ SceneDataset ──► Grounding.update ──► average weights ──► loca
 
 from collections.abc import Callable, Sequence
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from embodied.envs.mujoco.labels import LabeledPool
 from embodied.runtime import threads
 from embodied.session import factories
 from embodied.session.config import RunConfig
-from embodied.trainers.scenes import FRAMES_PER_SCENE, SceneDataset, Scenes
+from embodied.trainers.scenes import FRAMES_PER_SCENE, SceneDataset, render_scenes
 from embodied.trainers.supervised import SupervisedTrainer
 
 CAPACITY = 16384  # observations to draw from
@@ -94,8 +95,8 @@ class GroundingTrainer(SupervisedTrainer):
         pool = factories.make_env(self.config, VALIDATION_SCENES, threads.available_cores(), self.run_dir)
         seed = first_env_seed(Purpose.VALIDATION_SCENES, self.config.runtime.eval_seed)
         sampler = UniformSampler(pool.spec, UniformConfig(), SamplerSetup(VALIDATION_SCENES, seed))
-        scenes = Scenes(LabeledPool(pool, sampler), self.policy.execute, seed)
-        frames = [scenes.render_next() for _ in range(FRAMES_PER_SCENE)]
+        scenes = render_scenes(LabeledPool(pool, sampler), self.policy.execute, seed)
+        frames = list(islice(scenes, FRAMES_PER_SCENE))
         pool.close()
         return {key: torch.cat([frame[key] for frame in frames]) for key in frames[0]}
 

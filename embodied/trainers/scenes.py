@@ -1,9 +1,9 @@
 """Scenes: labelled observations while a scripted expert and random actions move the robot.
 
-LabeledPool ──► Scenes.render_next: labelled observations [N, ...] ──► SceneDataset: the newest ones ──► draw
+LabeledPool ──► render_scenes: labelled observations [N, ...] ──► SceneDataset: the newest ones ──► draw
 """
 
-from collections.abc import Callable
+from collections.abc import Iterator
 
 import numpy as np
 import torch
@@ -15,43 +15,36 @@ FRAMES_PER_SCENE = 10  # observations of a scene before the next one starts
 RANDOM_SHARE = 0.2  # fraction of random decisions, so that images also show states off the expert's path
 
 
-class Scenes:
-    """Render scenes, FRAMES_PER_SCENE observations each, ``steps`` control steps apart. seed: of random actions."""
+def render_scenes(env: LabeledPool, steps: int, seed: int) -> Iterator[Obs]:
+    """Yield labelled observations of all envs, [N, ...]: FRAMES_PER_SCENE of a scene, ``steps`` control steps apart.
 
-    def __init__(self, env: LabeledPool, steps: int, seed: int) -> None:
-        self.env, self.steps = env, steps
-        self.random = np.random.default_rng(seed)  # torch would use 32 bits of the seed
-        self.rendered = 0
-
-    def render_next(self) -> Obs:
-        """Return the next labelled observation of every env, [N, ...]."""
-        self.rendered += 1
-        if (self.rendered - 1) % FRAMES_PER_SCENE == 0:
-            return self.env.next_scene()
-        # ``steps`` actions of the expert, or with some probability one random action throughout
-        num = self.env.num_envs
-        random_NA = torch.from_numpy(self.random.uniform(-1.0, 1.0, (num, self.env.spec.action_dim)))
-        chance_N1 = torch.from_numpy(self.random.random((num, 1)) < RANDOM_SHARE)
-        for _ in range(self.steps - 1):
-            self.env.act(torch.where(chance_N1, random_NA, self.env.expert()))
-        return self.env.act_and_render(torch.where(chance_N1, random_NA, self.env.expert()))
+    seed: of random actions.
+    """
+    random = np.random.default_rng(seed)  # torch would use 32 bits of the seed
+    while True:
+        yield env.next_scene()
+        for _ in range(FRAMES_PER_SCENE - 1):
+            # ``steps`` actions of the expert, or with some probability one random action throughout
+            random_NA = torch.from_numpy(random.uniform(-1.0, 1.0, (env.num_envs, env.spec.action_dim)))
+            chance_N1 = torch.from_numpy(random.random((env.num_envs, 1)) < RANDOM_SHARE)
+            for _ in range(steps - 1):
+                env.act(torch.where(chance_N1, random_NA, env.expert()))
+            yield env.act_and_render(torch.where(chance_N1, random_NA, env.expert()))
 
 
 class SceneDataset:
     """Keep the newest observations of scenes, draw random batches from them, and render new ones.
 
-    capacity: number of observations to draw from. reuse: how often each observation is drawn, on average. keep:
-    transforms N observations before they are stored.
+    scenes: of ``render_scenes``. capacity: number of observations to draw from. reuse: how often each observation is
+    drawn, on average.
     """
 
-    def __init__(
-        self, scenes: Scenes, *, capacity: int, reuse: float, keep: Callable[[Obs], Obs] = lambda obs: obs
-    ) -> None:
-        self.scenes, self.capacity, self.reuse, self.keep = scenes, capacity, reuse, keep
+    def __init__(self, scenes: Iterator[Obs], *, capacity: int, reuse: float) -> None:
+        self.scenes, self.capacity, self.reuse = scenes, capacity, reuse
         self.added = self.drawn = 0
         self._rows: Obs = {}
         for _ in range(FRAMES_PER_SCENE):  # the first frames show only robots at rest
-            self.add(self.keep(self.scenes.render_next()))
+            self.add(next(self.scenes))
 
     def __len__(self) -> int:
         return min(self.added, self.capacity)
@@ -74,6 +67,6 @@ class SceneDataset:
         """Draw ``num`` observations with replacement."""
         self.drawn += num
         while self.drawn > self.reuse * self.added:
-            self.add(self.keep(self.scenes.render_next()))
+            self.add(next(self.scenes))
         chosen = torch.randint(len(self), (num,), generator=generator)
         return {key: rows[chosen] for key, rows in self._rows.items()}

@@ -25,7 +25,7 @@ from embodied.runtime import threads
 from embodied.session import factories
 from embodied.session.config import RunConfig
 from embodied.session.trainer import Report, Trainer
-from embodied.trainers.scenes import SceneDataset, Scenes
+from embodied.trainers.scenes import SceneDataset, render_scenes
 
 
 class SupervisedTrainer(Trainer):
@@ -117,15 +117,15 @@ class SupervisedTrainer(Trainer):
     ) -> SceneDataset:
         """Open ``num_envs`` training envs as a data set of scenes, which depend on the seed and the updates made.
 
-        Call it at the first update, because a resumed run loads its number of updates before that. A resumed run sees
-        other scenes than an uninterrupted one.
+        keep: transforms the observations of all envs before they are stored. Call it at the first update, because a
+        resumed run loads its number of updates before that. A resumed run sees other scenes than an uninterrupted one.
         """
         seed = first_env_seed(Purpose.SCENES, self.config.seed) + self.algorithm.updates
         pool = factories.make_env(self.config, self.config.num_envs, threads.available_cores(), self.run_dir)
         self.opened.callback(pool.close)
         sampler = factories.make_sampler(self.config, pool.spec, pool.num_envs, seed)
-        scenes = Scenes(LabeledPool(pool, sampler, masks=masks), self.policy.execute, seed)
-        return SceneDataset(scenes, capacity=capacity, reuse=reuse, keep=keep)
+        scenes = render_scenes(LabeledPool(pool, sampler, masks=masks), self.policy.execute, seed)
+        return SceneDataset(map(keep, scenes), capacity=capacity, reuse=reuse)
 
     def _keep_newest(self) -> None:
         """Keep the newest average, unless ``patience`` keeps the best."""

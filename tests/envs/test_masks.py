@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 import torch
 
-from embodied.core.types import Role
+from embodied.core.types import Obs, Role
 from embodied.envs import MujocoPool, make_pool, make_sampler
 from embodied.envs.mujoco.labels import LabeledPool
 from embodied.envs.rendering.vision import CAMERAS
 from embodied.envs.tasks.config import default_words
-from embodied.trainers.scenes import FRAMES_PER_SCENE, Scenes
+from embodied.trainers.scenes import FRAMES_PER_SCENE, render_scenes
 
 
-def scenes_of(env: MujocoPool, seed: int) -> Scenes:
-    return Scenes(LabeledPool(env, make_sampler(env, seed)), steps=4, seed=seed)
+def scenes_of(env: MujocoPool, seed: int) -> Iterator[Obs]:
+    return render_scenes(LabeledPool(env, make_sampler(env, seed)), steps=4, seed=seed)
 
 
 def test_masks_show_what_the_instruction_names() -> None:
@@ -22,7 +24,7 @@ def test_masks_show_what_the_instruction_names() -> None:
     scenes, colors = scenes_of(env, 3), default_words().colors
     seen = set()
     for _ in range(FRAMES_PER_SCENE + 1):
-        obs = scenes.render_next()
+        obs = next(scenes)
         texts = [env.spec.texts[i] for i in obs["instruction"].tolist()]
         for camera in CAMERAS:
             mask, picture = obs[f"masks.{camera}"], obs[f"images.{camera}"].float()
@@ -41,7 +43,7 @@ def test_masks_show_what_the_instruction_names() -> None:
 
 def test_words_describe_what_pixels_show() -> None:
     env = make_pool("tabletop", {}, num_envs=24, num_threads=1, cameras=[CAMERAS["front"]])
-    obs = scenes_of(env, 5).render_next()
+    obs = next(scenes_of(env, 5))
     texts = ("nothing", *env.spec.descriptions)
     for row, i in enumerate(obs["instruction"].tolist()):
         by_role = {role: obs["described.front"][row][obs["masks.front"][row] == role].unique() for role in Role}
@@ -54,7 +56,7 @@ def test_words_describe_what_pixels_show() -> None:
 
 def test_what_is_named_is_seen_from_base_and_tool() -> None:
     env = make_pool("tabletop", {}, num_envs=6, num_threads=1, cameras=[CAMERAS["front"]])
-    obs = scenes_of(env, 5).render_next()
+    obs = next(scenes_of(env, 5))
     thing, from_tool, place = obs["target_positions"].split(3, -1)
     solids = {body: index_N for body, index_N in env.task.body_descriptions().items() if not body.endswith("tray")}
     for row, i in enumerate(obs["instruction"].tolist()):
@@ -67,7 +69,7 @@ def test_what_is_named_is_seen_from_base_and_tool() -> None:
 
 def test_places_are_those_of_the_instruction() -> None:
     env = make_pool("tabletop", {}, num_envs=24, num_threads=1, cameras=[CAMERAS["front"]])
-    obs = scenes_of(env, 0).render_next()
+    obs = next(scenes_of(env, 0))
     for row, i in enumerate(obs["instruction"].tolist()):
         columns = (obs["masks.front"][row] == Role.PLACE).nonzero()[:, 1].float()
         assert (float(columns.mean()) < 32) == ("right tray" in env.spec.goals[i]), "it looks at the robot"

@@ -9,17 +9,17 @@ from embodied.core.spec import CameraSpec, EnvSpec
 from embodied.core.types import Obs, Role
 from embodied.envs import make_pool, make_sampler
 from embodied.envs.mujoco.labels import LabeledPool
-from embodied.trainers.scenes import FRAMES_PER_SCENE, SceneDataset, Scenes
+from embodied.trainers.scenes import FRAMES_PER_SCENE, SceneDataset, render_scenes
 
 STEPS, ENVS = 4, 16
 
 
 def test_the_expert_gets_hold_of_what_is_named_before_the_next_scene() -> None:
     env = make_pool("tabletop", {}, num_envs=ENVS, cameras=[CameraSpec.square(name, 16) for name in ("front", "wrist")])
-    scenes = Scenes(LabeledPool(env, make_sampler(env, 3)), STEPS, seed=3)
+    scenes = render_scenes(LabeledPool(env, make_sampler(env, 3)), STEPS, seed=3)
     frames, held = [], []
     for _ in range(FRAMES_PER_SCENE + 1):
-        frames.append(scenes.render_next())
+        frames.append(next(scenes))
         held.append(int(env.view.grasped("target").sum()))
     env.close()
     assert held[0] == held[-1] == 0, "a scene begins with an empty hand"
@@ -38,8 +38,8 @@ def test_without_masks_the_same_scenes_are_seen() -> None:
         env = make_pool(
             "tabletop", {}, num_envs=ENVS, cameras=[CameraSpec.square(name, 16) for name in ("front", "wrist")]
         )
-        scenes = Scenes(LabeledPool(env, make_sampler(env, 3), masks=masks), STEPS, seed=3)
-        frames = [scenes.render_next() for _ in range(3)]
+        scenes = render_scenes(LabeledPool(env, make_sampler(env, 3), masks=masks), STEPS, seed=3)
+        frames = [next(scenes) for _ in range(3)]
         env.close()
         return frames
 
@@ -77,9 +77,13 @@ class CountingEnv:
         return {"state": torch.full((2, 1), float(self.acted)), "left_out": torch.zeros(2)}
 
 
+def state_alone(obs: Obs) -> Obs:
+    return {"state": obs["state"]}
+
+
 def test_frames_are_rendered_as_they_are_needed() -> None:
     env = CountingEnv()
-    data = SceneDataset(Scenes(env, STEPS, seed=0), capacity=1000, reuse=2.0, keep=lambda obs: {"state": obs["state"]})
+    data = SceneDataset(map(state_alone, render_scenes(env, STEPS, seed=0)), capacity=1000, reuse=2.0)
     assert (data.added, env.scenes) == (FRAMES_PER_SCENE * 2, 1)
     assert data.rows("state")["state"].flatten().tolist()[::2] == list(range(0, FRAMES_PER_SCENE * STEPS, STEPS))
     generator = torch.Generator().manual_seed(0)
@@ -92,8 +96,8 @@ def test_frames_are_rendered_as_they_are_needed() -> None:
 
 
 def test_the_newest_observations_are_kept() -> None:
-    scenes = Scenes(CountingEnv(), STEPS, seed=0)
-    data = SceneDataset(scenes, capacity=5, reuse=1000.0, keep=lambda obs: {"state": obs["state"]})
+    scenes = map(state_alone, render_scenes(CountingEnv(), STEPS, seed=0))
+    data = SceneDataset(scenes, capacity=5, reuse=1000.0)
     for first in (0, 3):
         data.add({"state": torch.arange(first, first + 3.0)[:, None]})
     assert len(data) == 5
