@@ -83,7 +83,7 @@ def collect(argv: Sequence[str]) -> dict[str, Any]:
     began = time.monotonic()
     overrides = parse_overrides(argv)
     own = {field.name for field in fields(CollectConfig)}
-    others = ("task", "sim", "device", *PRESETS)
+    others = ("task", "sim", "device", PRESETS)
     for key in overrides:
         if key not in own and key.partition(".")[0] not in others:
             raise unknown_name("key", key, {*own, *others})

@@ -43,7 +43,7 @@ from embodied.session.command import Failed, run_command
 from embodied.session.config import SHORTHANDS, compose_run
 
 MANY = 20  # environments of a family beyond which they are not described
-OVERRIDES = tuple({*GROUPS, *PRESETS, *SHORTHANDS} - {"task"})
+OVERRIDES = tuple({*GROUPS, PRESETS, *SHORTHANDS} - {"task"})
 """Keys without a dot that ``check=`` passes on to the configuration of a run."""
 
 

@@ -24,8 +24,8 @@ from omegaconf.errors import OmegaConfBaseException
 from embodied.core.errors import UserError, unknown_name
 
 GROUPS = ("task", "policy", "algo", "runtime", "sim", "sampler")
-PRESETS = {"randomization": "sim"}
-"""Groups whose files hold settings of another section, by the section that a chosen file is merged into."""
+PRESETS = "randomization"
+"""Group whose files hold settings of the section ``sim``."""
 
 
 def parse_overrides(argv: Sequence[str]) -> dict[str, Any]:
@@ -93,22 +93,19 @@ def compose(
     values = dict(overrides)
     choices = {
         group: _known_choice(config_dir / group, values.pop(group), tasks if group == "task" else ())
-        for group in (*GROUPS, *PRESETS)
+        for group in GROUPS
         if group in values
     }
-    presets = {group: choices.pop(group) for group in PRESETS if group in choices}
+    preset = {"sim": read_preset(config_dir, values.pop(PRESETS))} if PRESETS in values else {}
     try:
         config = _compose_groups(config_dir, name, choices)
-        for group, choice in presets.items():
-            section = PRESETS[group]
-            config[section] = OmegaConf.merge(config[section], read_preset(config_dir, group, choice))
         pair = f"{config.policy.name}-{config.algo.name}"
         tuned = [
             _settings_of_pair(config_dir, section.pop("tuned", None), pair, f"'tuned' of {group} {section.name}")
             for group, section in (("policy", config.policy), ("task", config.task))
         ]
         with_init = _settings_of_pair(config_dir, config.pop("with_init", None), pair, "'with_init'")
-        merged = OmegaConf.merge(config, dict(derived), *tuned, {} if values.get("init") is None else with_init)
+        merged = OmegaConf.merge(config, preset, dict(derived), *tuned, {} if values.get("init") is None else with_init)
         tree: Any = OmegaConf.to_container(merged, resolve=False)
         apply_values(tree, values)
         resolved: Any = OmegaConf.to_container(OmegaConf.create(tree), resolve=True)
@@ -117,10 +114,10 @@ def compose(
     return dict(resolved)
 
 
-def read_preset(config_dir: Path, group: str, choice: str) -> dict[str, Any]:
-    """Return the settings of a preset. UserError with the nearest name for an unknown one."""
-    path = config_dir / group / f"{_known_choice(config_dir / group, choice, ())}.yaml"
-    settings: Any = OmegaConf.to_container(OmegaConf.load(path))
+def read_preset(config_dir: Path, choice: Any) -> dict[str, Any]:
+    """Return the settings of a preset of randomisation. UserError with the nearest name for an unknown one."""
+    folder = config_dir / PRESETS
+    settings: Any = OmegaConf.to_container(OmegaConf.load(folder / f"{_known_choice(folder, choice, ())}.yaml"))
     return dict(settings)
 
 

@@ -136,7 +136,7 @@ def _sim2real_of(config: RunConfig) -> dict[str, Any]:
     options = config.task.options
     robot = next(iter(getattr(options, "robots", {}).values()), "") or getattr(options, "robot", "")
     terms = robot_randomization(robot) if robot else {}
-    known = read_preset(CONFIG_DIR, "randomization", SIM2REAL)[RANDOMIZED]
+    known = read_preset(CONFIG_DIR, SIM2REAL)[RANDOMIZED]
     for name, term in terms.items():
         if name not in known and "field" not in (term or {}):
             raise unknown_name(f"term in randomization of robot {robot}", name, known)
@@ -187,10 +187,10 @@ def with_environments(config: RunConfig, sim: str | None, randomization: str | N
         terms = sections["sim"].get("randomization")
         sections["sim"] = {"name": sim} | ({"randomization": terms} if terms else {})
     if randomization is not None:
-        preset = read_preset(CONFIG_DIR, "randomization", randomization)
+        preset = read_preset(CONFIG_DIR, randomization)
         settings: Any = OmegaConf.merge(preset, _sim2real_of(config) if randomization == SIM2REAL else {})
         for path in (CONFIG_DIR / "randomization").glob("*.yaml"):
-            for key in read_preset(CONFIG_DIR, "randomization", path.stem):
+            for key in read_preset(CONFIG_DIR, path.stem):
                 sections["sim"].pop(key, None)
         sections["sim"] |= OmegaConf.to_container(settings)
     return config if sim is randomization is None else resolve(sections)
@@ -201,8 +201,8 @@ def resume_run(run_dir: Path, overrides: Mapping[str, Any]) -> RunConfig:
     config = to_mapping(read_run(run_dir))
     changes = {}
     for key, value in expand(overrides).items():
-        if key in PRESETS:
-            raise UserError(f"{key} cannot change when a run is resumed: its options of {PRESETS[key]} stay")
+        if key == PRESETS:
+            raise UserError(f"{key} cannot change when a run is resumed: its options of sim stay")
         section, _, option = key.partition(".")
         before: Any = config
         for part in (f"{key}.name" if key in GROUPS else key).split("."):
@@ -248,7 +248,7 @@ def resolve(mapping: Mapping[str, Any]) -> RunConfig:
         for group, part in parts.items():
             if key in getattr(part, "options", part).__dataclass_fields__:
                 raise UserError(f"unknown key '{key}'. Did you mean '{group}.{key}'?")
-        raise unknown_name("key", key, {*known, *SHORTHANDS, *PRESETS, "resume"})
+        raise unknown_name("key", key, {*known, *SHORTHANDS, PRESETS, "resume"})
     return from_mapping(RunConfig, {**mapping, **parts})
 
 

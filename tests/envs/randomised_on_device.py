@@ -19,7 +19,7 @@ from embodied.session.config import CONFIG_DIR
 from tests.envs.helpers import pool
 
 N = 5
-SIM2REAL = read_preset(CONFIG_DIR, "randomization", "sim2real")["randomization"]
+SIM2REAL = read_preset(CONFIG_DIR, "sim2real")["randomization"]
 
 
 class OnDevice:

@@ -20,7 +20,7 @@ from embodied.envs.mujoco.scene import Shape, add_object
 from embodied.session.config import CONFIG_DIR
 from tests.envs.helpers import actions, assert_same, pool, restart
 
-SIM2REAL = read_preset(CONFIG_DIR, "randomization", "sim2real")
+SIM2REAL = read_preset(CONFIG_DIR, "sim2real")
 
 
 CHANGING_MASS = {"randomization": {

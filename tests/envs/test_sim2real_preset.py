@@ -14,7 +14,7 @@ from embodied.envs.mujoco.robot_file import FOLDER, Perturbation, robot_perturba
 from embodied.session.config import CONFIG_DIR, compose_run, with_environments
 from tests.envs.helpers import TASK_NAMES, actions, pool
 
-SIM2REAL = read_preset(CONFIG_DIR, "randomization", "sim2real")
+SIM2REAL = read_preset(CONFIG_DIR, "sim2real")
 
 
 @pytest.mark.parametrize("task", TASK_NAMES)

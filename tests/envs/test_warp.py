@@ -40,7 +40,7 @@ IN_CONTACT = {"state": 2e-2, "privileged": 0.7}  # with contacts: 99% within 0.0
 CAMERAS = [CameraSpec.square(name, 32) for name in ("front", "wrist")]
 OFTEN = {"mode": "interval", "interval_s": 0.1}
 TERMS = {
-    **read_preset(CONFIG_DIR, "randomization", "sim2real")["randomization"],
+    **read_preset(CONFIG_DIR, "sim2real")["randomization"],
     "joint_damping": {"field": "dof_damping", "names": ["arm"], "range": [0.5, 2.0], "mode": "startup"},
     "armature": {"field": "dof_armature", "names": ["arm"], "range": [0.0, 0.1], "operation": "add", **OFTEN},
     "grip": {"field": "geom_friction", "names": ["left_pad"], "range": [0.6, 1.2], **OFTEN},
@@ -269,7 +269,7 @@ def test_randomised_episodes_are_those_of_mujoco_and_resume_exactly(task: str) -
     A ball that starts in the hand touches the fingers in points, or by rounding it does not.
     """
     stages = task != "tabletop"
-    looks = read_preset(CONFIG_DIR, "randomization", "sim2real")["camera_randomization"]
+    looks = read_preset(CONFIG_DIR, "sim2real")["camera_randomization"]
     sim = {"randomization": TERMS, "camera_randomization": looks}
     warp = make(task, options={"max_episode_steps": 9}, cameras=CAMERAS, **sim)
     mujoco = pool(task, N, 9, seed=3, stages=stages, sim=sim, cameras=CAMERAS)
