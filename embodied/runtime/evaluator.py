@@ -2,8 +2,8 @@
 
     weights to deploy ──► evaluate(policy, env, plans, seed) ──► {success_at_end, ...}
 
-A runtime polls its evaluator between two iterations. ``Evaluator`` evaluates at once if ``eval_every`` iterations have
-passed. ``BackgroundEvaluator`` does so in a thread, while training goes on, and has the result at a later poll.
+A runtime polls its evaluator between two iterations. If ``eval_every`` iterations have passed, it evaluates at once, or
+in a thread while training goes on, and has the result at a later poll.
 
 The best of many evaluations on the same episodes is too good by chance. So one that reaches ``confirm_at`` is followed
 by a second evaluation of the same weights, on episodes that no other evaluation has.
@@ -166,7 +166,8 @@ class Evaluator:
     """Evaluates published weights by a copy of the policy; the envs are built at the first evaluation.
 
     plans: the episodes of a seed. num_threads: of torch. confirm_at: success, on instructions that are trained on, from
-    which the result has a ``confirmation``: the result on fresh episodes, whose seed is above those of users.
+    which the result has a ``confirmation``: the result on fresh episodes, whose seed is above those of users. group: in
+    a thread of it one evaluation at a time goes on beside training, until the group ends; None: ``poll`` evaluates.
     """
 
     def __init__(
@@ -177,41 +178,59 @@ class Evaluator:
         config: RuntimeConfig,
         num_threads: int = 1,
         confirm_at: float | None = None,
+        group: ThreadGroup | None = None,
     ) -> None:
         self.policy, self.make_env, self.plans = policy.eval(), make_env, plans
         self.config, self.num_threads, self.confirm_at = config, num_threads, confirm_at
         self.env: VecEnv | None = None
         self.last_iteration = 0
         self.track = Track("evaluator", "idle")
+        self._group = group
+        self._results: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+        self._given = False  # an evaluation, whose result was not taken yet
+        self._after: int | None = None
 
     @property
     def busy(self) -> bool:
         """Whether it evaluates now."""
-        return False
-
-    def due(self, iteration: int) -> bool:
-        """Return whether eval_every iterations have passed since the last evaluation began."""
-        return self.config.eval_every > 0 and iteration - self.last_iteration >= self.config.eval_every
+        return self._given and self._results.empty()
 
     def poll(
         self, weights: Callable[[], Weights], iteration: int, env_steps: int, stop: threading.Event
     ) -> dict[str, Any] | None:
-        """Return the result of an evaluation that is due or has finished, else None, also if ``stop`` was set.
+        """Return the result of an evaluation that has finished, else None, also if it was stopped; begin one when due.
 
-        weights: returns a copy of those to deploy. iteration, env_steps: that trained them.
+        weights: returns a copy of those to deploy. iteration, env_steps: that trained them. stop: ends an evaluation in
+        this call.
         """
-        if not self.due(iteration):
-            return None
-        threads.use(self.num_threads)
-        return self.run(weights(), iteration, env_steps, stop) or None
+        result = self._take()
+        if not self._given and 0 < self.config.eval_every <= iteration - self.last_iteration:
+            self._given = True
+            if self._group is None:
+                self._evaluate(weights(), iteration, env_steps, stop)
+                return self._take()
+            evaluate = partial(self._evaluate, weights(), iteration, env_steps, self._group.stopping)
+            self._group.spawn("evaluator", evaluate)
+        return result
 
     def forget(self, last_iteration: int) -> None:
         """Drop the result under way: its weights are lost. last_iteration: of the last evaluation that counts."""
         self.last_iteration = last_iteration
+        self._after = last_iteration if self._given else None
 
-    def run(self, weights: Weights, iteration: int, env_steps: int, stop: threading.Event) -> dict[str, Any]:
-        """Evaluate weights. Return the result with their iteration and env_steps, or {} if ``stop`` was set."""
+    def _take(self) -> dict[str, Any] | None:
+        """Return the result of a finished evaluation whose weights were not lost; None if there is none."""
+        if self._results.empty():
+            return None
+        result, self._given = self._results.get(), False
+        if self._after is not None:
+            result, self.last_iteration, self._after = {}, self._after, None
+        return result or None
+
+    def _evaluate(self, weights: Weights, iteration: int, env_steps: int, stop: threading.Event) -> None:
+        """Evaluate weights, and put the result with their iteration and env_steps, or {} if ``stop`` was set."""
         self.last_iteration = iteration
+        threads.use(self.num_threads)
         with self.track.during("evaluate"):
             self.policy.load_state_dict(weights)
             if self.env is None:
@@ -221,50 +240,9 @@ class Evaluator:
             if result and self.confirm_at is not None and trained_rates(result)["success_at_end"] >= self.confirm_at:
                 confirmation = evaluate(self.policy, self.env, self.plans(fresh), fresh, noise, stop)
                 result = result | {"confirmation": confirmation} if confirmation else {}
-        return {**result, "iteration": iteration, "env_steps": env_steps} if result else {}
+        self._results.put({**result, "iteration": iteration, "env_steps": env_steps} if result else {})
 
     def close(self) -> None:
         if self.env is not None:
             self.env.close()
             self.env = None
-
-
-class BackgroundEvaluator(Evaluator):
-    """Evaluator that evaluates in a thread of ``group``; one evaluation at a time, which the end of the group ends."""
-
-    def __init__(self, group: ThreadGroup, *parts: Any) -> None:
-        super().__init__(*parts)
-        self._group = group
-        self._results: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
-        self._given = False
-        self._after: int | None = None
-
-    @property
-    def busy(self) -> bool:
-        return self._given and self._results.empty()
-
-    def poll(
-        self, weights: Callable[[], Weights], iteration: int, env_steps: int, stop: threading.Event
-    ) -> dict[str, Any] | None:
-        """Return a finished result and start the next evaluation if it is due, without waiting."""
-        result = None
-        if not self._results.empty():
-            result, self._given = self._results.get(), False
-            if self._after is not None:
-                result, self.last_iteration, self._after = None, self._after, None
-        if not self._given and self.due(iteration):
-            self._given = True
-            self._group.spawn("evaluator", partial(self._evaluate, weights(), iteration, env_steps))
-        return result
-
-    def forget(self, last_iteration: int) -> None:
-        super().forget(last_iteration)
-        self._after = last_iteration if self._given else None
-
-    def _evaluate(self, weights: Weights, iteration: int, env_steps: int) -> None:
-        threads.use(self.num_threads)
-        self._group.board.set("evaluator", f"judges the weights of iteration {iteration}")
-        result = self.run(weights, iteration, env_steps, self._group.stopping)
-        if result:
-            self._results.put(result)
-        self._group.board.set("evaluator", "has nothing to do")

@@ -23,7 +23,7 @@ from embodied.core.spec import EnvSpec
 from embodied.runtime import threads
 from embodied.runtime.collecting.env_worker import EnvWorker
 from embodied.runtime.config import RuntimeConfig
-from embodied.runtime.evaluator import MAX_EVAL_ENVS, BackgroundEvaluator, Evaluator
+from embodied.runtime.evaluator import MAX_EVAL_ENVS, Evaluator
 from embodied.runtime.learner import Relabel
 from embodied.runtime.threads import ThreadGroup
 
@@ -122,8 +122,8 @@ class Recipe:
         config, num_threads = self.config, self.budget.evaluator
         plans = partial(self.eval_plans, spec, config.eval_episodes)
         make_env = partial(self.make_eval_env, min(config.eval_episodes, MAX_EVAL_ENVS), num_threads)
-        parts = policy, make_env, plans, config, num_threads, self.confirm_at
-        return BackgroundEvaluator(group, *parts) if config.evaluates_in_background else Evaluator(*parts)
+        beside = group if config.evaluates_in_background else None
+        return Evaluator(policy, make_env, plans, config, num_threads, self.confirm_at, beside)
 
 
 def device_of(config: RuntimeConfig) -> torch.device:

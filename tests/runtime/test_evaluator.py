@@ -21,7 +21,7 @@ from embodied.core.statistics import wilson_interval
 from embodied.core.types import Obs, Timestep
 from embodied.envs import first_episodes
 from embodied.runtime.config import EvalNoise, RuntimeConfig
-from embodied.runtime.evaluator import BackgroundEvaluator, evaluate, summary
+from embodied.runtime.evaluator import Evaluator, evaluate, summary
 from embodied.runtime.threads import ThreadGroup
 from tests.runtime.builders import make_policy
 from tests.runtime.point_env import PointEnv, point_sampler, point_spec
@@ -217,7 +217,7 @@ def test_an_evaluation_of_lost_weights_is_dropped_and_the_next_one_counts_from_t
     spec = point_spec()
     policy = make_policy(spec)
     group, config = ThreadGroup(0.0, lambda: None), RuntimeConfig(eval_every=2, eval_episodes=2)
-    background = BackgroundEvaluator(group, policy, lambda: PointEnv(2), partial(first_episodes, spec, 2), config)
+    background = Evaluator(policy, lambda: PointEnv(2), partial(first_episodes, spec, 2), config, group=group)
 
     def weights() -> dict[str, Tensor]:
         return {name: value.clone() for name, value in policy.state_dict().items()}
