@@ -18,7 +18,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from embodied.core.clock import running_s
-from embodied.core.cores import available_cores as available_cores
+from embodied.core.device import available_cores as available_cores
 from embodied.core.policy import Policy
 from embodied.core.spec import EnvSpec
 from embodied.runtime.config import RuntimeConfig

@@ -12,7 +12,7 @@ import torch
 
 from embodied import bench
 from embodied.benchmarks.peers.compare import PEERS
-from embodied.benchmarks.peers.meter import WINDOW, Finished, Meter, MeteredEnv
+from embodied.benchmarks.peers.meter import WINDOW, Finished, Meter, metered
 from embodied.core.episodes import EpisodePlans, EpisodeStats
 from embodied.envs.views.stepper import Stepper
 from tests.commands.helpers import run
@@ -111,7 +111,7 @@ def test_masks_are_refused_because_no_peer_reads_them() -> None:
 
 
 def stepper(meter: Meter, decisions: int) -> Stepper:
-    return Stepper(MeteredEnv(PointEnv(3, max_episode_steps=5), meter, decisions))
+    return Stepper(metered(PointEnv(3, max_episode_steps=5), meter, decisions))
 
 
 @NEEDS

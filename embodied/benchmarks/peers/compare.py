@@ -20,7 +20,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from embodied.benchmarks.measure import Report, in_turns, note, paired, run_module
-from embodied.benchmarks.peers.meter import Finished, Mark, Meter, MeteredEnv, PPOSettings, Rates
+from embodied.benchmarks.peers.meter import Finished, Mark, Meter, PPOSettings, Rates, metered
 from embodied.benchmarks.peers.own import interpreter
 from embodied.core.errors import UserError
 from embodied.core.options import NonNegativeInt, PositiveInt, config_dataclass, one_of
@@ -201,7 +201,7 @@ def peer_stepper(options: CompareOptions, meter: Meter) -> Stepper:
     config = compose_run(recipe(options, meter.spec) | shared_settings(meter.spec, settings))
     env = factories.make_env(config, settings.num_envs, threads.available_cores())
     seed = first_env_seed(Purpose.TRAINING, settings.seed)
-    return Stepper(MeteredEnv(env, meter, settings.decisions), seed=seed, splits=None, stagger=True, stages=True)
+    return Stepper(metered(env, meter, settings.decisions), seed=seed, splits=None, stagger=True, stages=True)
 
 
 def recipe(options: CompareOptions, spec: EnvSpec) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, MutableSequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import count
 from typing import Annotated, Any, NamedTuple
 
 import torch
@@ -21,10 +22,10 @@ from torch import Tensor
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from embodied.core.env import VecEnv
-from embodied.core.episodes import EpisodeSampler, EpisodeStats
+from embodied.core.episodes import EpisodeStats
 from embodied.core.options import FractionBelow1, NonNegative, Positive, PositiveInt, Seed, Widths, config_dataclass
 from embodied.core.spec import EnvSpec
-from embodied.core.types import Obs, Timestep
+from embodied.core.types import Timestep
 
 WINDOW = 64  # latest episodes whose mean return or success counts
 
@@ -120,10 +121,10 @@ class Meter:
     def counting(self) -> Iterator[None]:
         """Count the steps of all of torch's optimisers inside the block."""
 
-        def count(*_: object) -> None:
+        def after_step(*_: object) -> None:
             self.updates[0] += 1
 
-        hook = register_optimizer_step_post_hook(count)
+        hook = register_optimizer_step_post_hook(after_step)
         try:
             yield
         finally:
@@ -160,25 +161,18 @@ class Meter:
         return Rates(steps / wall_s, steps / (last.cpu_s - first.cpu_s), (last.updates - first.updates) / steps)
 
 
-class MeteredEnv(VecEnv):
-    """Environments for the loop of another library, which end its training by Finished at a boundary."""
+def metered(env: VecEnv, meter: Meter, decisions: int) -> VecEnv:
+    """Let environments record their episodes, and end the training of another library by Finished at a boundary."""
+    step_all, numbers = env.step, count()
 
-    def __init__(self, env: VecEnv, meter: Meter, decisions: int) -> None:
-        self.env, self.meter, self.decisions = env, meter, decisions
-        self.spec, self.num_envs, self.device = env.spec, env.num_envs, env.device
-        self._steps = 0
-
-    def reset(self, sampler: EpisodeSampler) -> Obs:
-        return self.env.reset(sampler)
-
-    def step(self, action: Tensor) -> Timestep:
-        if self._steps % self.decisions == 0 and not self.meter.boundary(self._steps * self.num_envs):
+    def step(action: Tensor) -> Timestep:
+        number = next(numbers)
+        if number % decisions == 0 and not meter.boundary(number * env.num_envs):
             raise Finished
-        step = self.env.step(action)
-        self._steps += 1
-        if len(step.episodes):
-            self.meter.record(step.episodes)
-        return step
+        result = step_all(action)
+        if len(result.episodes):
+            meter.record(result.episodes)
+        return result
 
-    def close(self) -> None:
-        self.env.close()
+    env.step = step  # type: ignore[method-assign]
+    return env

@@ -22,7 +22,7 @@ import mujoco
 import torch
 from torch import Tensor
 
-from embodied.core.cores import available_cores
+from embodied.core.device import available_cores
 from embodied.core.errors import UserError, one_line
 from embodied.core.graphs import RECORDING
 
