@@ -81,7 +81,7 @@ def engine(report: Report, pool: MujocoPool, rounds: int, env_steps: int) -> Non
         Batch(model, pool.num_envs, pool.batch.nthread) for model in (pool.task.scene().compile(), pool.model)
     )
     replay = Replay(pool, max(2, env_steps // pool.num_envs), CHUNK)
-    peers = {name: built(name, partial(peer_of, name.replace("_", "-"), pool)) for name in PEERS}
+    peers = {name: built(name, partial(PeerBatch, name.replace("_", "-"), pool)) for name in PEERS}
     engines = {"engine": original, "engine_reduced": reduced} | {name: peer for name, peer in peers.items() if peer}
     found = against_engine(report, replay, engines, rounds)
     report.ratio("pool_over_engine_1024", paired(found["pool"], found["engine"]))
@@ -147,11 +147,6 @@ def against_engine(
     settings = {"task": TASK, "num_envs": pool.num_envs, "control_steps": replay.count, "chunk": replay.chunk}
     settings |= {f"mujoco_of_{name}": it.mujoco for name, it in engines.items() if isinstance(it, PeerBatch)}
     return report.measure(measures, rounds, SPEED, settings, f"{prefix}{{}}{suffix}")
-
-
-def peer_of(package: str, pool: MujocoPool) -> PeerBatch:
-    """Return a batch of another library with the model of the pool's task and its number of threads."""
-    return PeerBatch(package, pool.task.scene(), pool.batch.nthread, pool.substeps)
 
 
 def flatness(report: Report, reference: MujocoPool, sizes: tuple[int, ...], rounds: int, env_steps: int) -> None:

@@ -17,7 +17,8 @@ from embodied import bench
 from embodied.benchmarks import adapters, gpu, suite, train
 from embodied.benchmarks.asynchrony import ARRIVAL, ASYNC, SYNC, Mode, Setup, measured
 from embodied.benchmarks.measure import Report, in_turns, paired
-from embodied.benchmarks.sim import PEERS, Replay, peer_of
+from embodied.benchmarks.peers.own import PeerBatch
+from embodied.benchmarks.sim import PEERS, Replay
 from embodied.benchmarks.train import Costs, bound
 from embodied.core.config import parse_overrides
 from embodied.core.errors import UserError
@@ -153,7 +154,7 @@ def test_the_batch_of_another_library_computes_the_same(package: str) -> None:
     """Up to the digits of the model's XML; with gravity, which the pool replaces by forces."""
     pool = make_pool("pick_place", {}, num_envs=4, num_threads=1)
     try:
-        peer = peer_of(package, pool)
+        peer = PeerBatch(package, pool)
     except UserError as error:
         pytest.skip(str(error))
     pool.reset(make_sampler(pool))

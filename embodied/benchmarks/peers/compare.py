@@ -160,7 +160,11 @@ def time_to_level(report: Report, options: CompareOptions, spec: EnvSpec, names:
 def train(name: str, options: CompareOptions, meter: Meter) -> None:
     """Train with one of ours or of the peers until the meter ends it."""
     if name in PEERS:
-        train_peer(name, options, meter)
+        from embodied.benchmarks.peers.libraries import LIBRARIES
+
+        threads.use(options.threads or threads.torch_cores())
+        with closing(peer_stepper(options, meter)) as stepper, redirect_stdout(io.StringIO()), suppress(Finished):
+            LIBRARIES[name](stepper, options.ppo)
         return
     if name in UNILAB:
         own = name == "unilab_own"
@@ -180,15 +184,6 @@ def train(name: str, options: CompareOptions, meter: Meter) -> None:
             meter.record(iteration.episodes)
             if not meter.boundary(iteration.env_steps):
                 break
-
-
-def train_peer(name: str, options: CompareOptions, meter: Meter) -> None:
-    """Train with a peer and drop what the library prints."""
-    from embodied.benchmarks.peers.libraries import LIBRARIES
-
-    threads.use(options.threads or threads.torch_cores())
-    with closing(peer_stepper(options, meter)) as stepper, redirect_stdout(io.StringIO()), suppress(Finished):
-        LIBRARIES[name](stepper, options.ppo)
 
 
 def spec_of(options: CompareOptions) -> EnvSpec:

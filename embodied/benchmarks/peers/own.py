@@ -6,10 +6,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import numpy as np
-from mujoco import MjSpec
 from numpy.typing import NDArray
 
 from embodied.core.errors import UserError
+from embodied.envs import MujocoPool
 
 
 def interpreter(package: str) -> str:
@@ -21,14 +21,17 @@ def interpreter(package: str) -> str:
 
 
 class PeerBatch:
-    """A batch of ``mjbatch`` or ``mjbatch-uni``, which every replay builds in a process of its own (``replay.py``)."""
+    """A batch of ``mjbatch`` or ``mjbatch-uni``, which every replay builds in a process of its own (``replay.py``).
 
-    def __init__(self, package: str, scene: MjSpec, num_threads: int, substeps: int) -> None:
-        self._python, self._numbers = interpreter(package), [str(num_threads), str(substeps)]
+    It has the model of a pool's task and the pool's number of threads.
+    """
+
+    def __init__(self, package: str, pool: MujocoPool) -> None:
+        self._python, self._numbers = interpreter(package), [str(pool.batch.nthread), str(pool.substeps)]
         self._folder = TemporaryDirectory()
         self.folder = Path(self._folder.name)
         # ``pos`` is an actuator's default input; earlier versions of MuJoCo do not know the attribute.
-        xml = scene.to_xml().replace(' input="pos"', "")
+        xml = pool.task.scene().to_xml().replace(' input="pos"', "")
         (self.folder / "model.xml").write_text(xml, encoding="utf-8")
         self.mujoco = self._run("-c", "import mujoco; print(mujoco.__version__)").strip()
 
