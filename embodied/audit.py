@@ -28,8 +28,6 @@ from embodied.session.files import CERTIFICATE_FILE, check_run_dir, hashes, read
 
 @config_dataclass
 class AuditConfig:
-    """Options of the command; see the top of this file."""
-
     run: str
 
 

@@ -63,8 +63,6 @@ SPARE = 8  # episodes tried per missing episode; never more at once than were re
 
 @config_dataclass
 class CollectConfig:
-    """Options of the command; see the top of this file."""
-
     out: str
     episodes: PositiveInt = 20
     seed: Seed = 0

@@ -61,8 +61,6 @@ CODES = {NOT_WORSE: 0, UNDECIDED: 3, WORSE: 1}  # the last that a candidate has 
 
 @config_dataclass
 class CompareConfig:
-    """Options of the command; see the top of this file."""
-
     policies: Annotated[tuple[Text, ...], Field(min_length=2)]
     task: Text | None = None
     mapping: Text | None = None

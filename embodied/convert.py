@@ -23,8 +23,6 @@ from embodied.session.files import check_new_dir
 
 @config_dataclass
 class ConvertConfig:
-    """Options of the command; see the top of this file."""
-
     source: str
     out: str
     instruction: str | None = None

@@ -37,8 +37,6 @@ from embodied.session.files import read_json
 
 @config_dataclass
 class EvalConfig:
-    """Options of the command; see the top of this file."""
-
     run: str
     episodes: PositiveInt = 200
     seed: Seed = 0

@@ -30,8 +30,6 @@ from embodied.session.files import check_new_dir
 
 @config_dataclass
 class ExportConfig:
-    """Options of the command; see the top of this file."""
-
     run: str
     out: str
     checkpoint: str = "last"

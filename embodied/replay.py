@@ -39,8 +39,6 @@ SHOWN = 10  # differing episodes that are printed
 
 @config_dataclass
 class ReplayConfig:
-    """Options of the command; see the top of this file."""
-
     eval: Text
     episode: NonNegativeInt | None = None
     video: bool = False

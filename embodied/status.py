@@ -34,8 +34,6 @@ REFRESH_S = 1.0
 
 @config_dataclass
 class StatusConfig:
-    """Options of the command; see the top of this file."""
-
     run: str
     once: bool = False
 

@@ -35,8 +35,6 @@ MOST_BYTES = 3_500_000  # of all films: a third more in the page
 
 @config_dataclass
 class ReportConfig:
-    """Options of the command; see the top of this file."""
-
     run: Text | None = None
     runs: list[str] = field(default_factory=list)
     videos: bool | None = None
