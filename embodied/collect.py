@@ -47,7 +47,7 @@ from embodied.core.spec import SUCCESS, TRAIN, Box, CameraSpec, EnvSpec
 from embodied.core.types import Obs
 from embodied.data import Episode, write
 from embodied.data.lerobot import DISTURBANCE, PLAN
-from embodied.envs import first_episodes
+from embodied.envs.episodes.sampler import first_episodes
 from embodied.report.progress import duration
 from embodied.runtime import threads
 from embodied.session.command import run_command

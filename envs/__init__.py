@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import gymnasium
 
 from embodied.core import user_files
-from embodied.core.lazy import lazy_names
 from embodied.core.options import from_mapping
 from embodied.core.spec import CameraSpec
 from embodied.envs.episodes.registry import SAMPLERS, SamplerSetup, UniformConfig
@@ -20,18 +19,13 @@ from embodied.envs.registry import FAMILIES, TASKS
 
 if TYPE_CHECKING:
     from embodied.core.env import VecEnv
-    from embodied.envs.episodes.sampler import UniformSampler, first_episodes
+    from embodied.envs.episodes.sampler import UniformSampler
     from embodied.envs.mujoco.pool import MujocoPool
     from embodied.envs.rendering.cameras import Camera
-else:
-    __getattr__ = lazy_names(
-        __name__,
-        {"MujocoPool": "mujoco.pool", "UniformSampler": "episodes.sampler", "first_episodes": "episodes.sampler"},
-    )
 
 __all__ = [
-    "FAMILIES", "SAMPLERS", "TASKS", "MujocoPool", "SamplerSetup", "SimConfig", "UniformConfig", "UniformSampler",
-    "first_episodes", "gymnasium_id", "make_pool", "make_sampler", "register",
+    "FAMILIES", "SAMPLERS", "TASKS", "SamplerSetup", "SimConfig", "UniformConfig", "gymnasium_id", "make_pool",
+    "make_sampler", "register",
 ]  # fmt: skip
 
 

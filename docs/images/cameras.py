@@ -11,7 +11,8 @@ import numpy as np
 import torch
 from PIL import Image
 
-from embodied.envs import MujocoPool, make_pool, make_sampler
+from embodied.envs import make_pool, make_sampler
+from embodied.envs.mujoco.pool import MujocoPool
 from embodied.envs.rendering.vision import CAMERAS
 
 MOMENTS, EVERY, SCALE, GAP = 6, 9, 3, 2  # control steps, pixels

@@ -17,7 +17,8 @@ from torch import Tensor
 
 from embodied.core.config import parse_overrides
 from embodied.core.types import Obs
-from embodied.envs import MujocoPool, make_pool, make_sampler
+from embodied.envs import make_pool, make_sampler
+from embodied.envs.mujoco.pool import MujocoPool
 from embodied.envs.rendering.vision import CAMERAS
 from embodied.report.video import caption
 from embodied.session.config import read_run

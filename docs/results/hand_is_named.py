@@ -15,7 +15,8 @@ from pathlib import Path
 import torch
 
 from embodied.core.spec import TRAIN
-from embodied.envs import MujocoPool, make_sampler
+from embodied.envs import make_sampler
+from embodied.envs.mujoco.pool import MujocoPool
 from embodied.envs.tasks.tabletop import SLOTS, Tabletop
 from embodied.report.metrics import write_json
 from embodied.session.config import read_run

@@ -14,7 +14,8 @@ from pathlib import Path
 
 import torch
 
-from embodied.envs import MujocoPool, make_sampler
+from embodied.envs import make_sampler
+from embodied.envs.mujoco.pool import MujocoPool
 from embodied.policies.flow.chains import FlowChains
 from embodied.policies.flow.sampler import sample_one_step
 from embodied.report.metrics import write_json

@@ -15,7 +15,8 @@ from torch import Tensor
 
 from embodied.benchmarks.measure import in_turns, machine, paired, timed
 from embodied.core.spec import Term
-from embodied.envs import FAMILIES, MujocoPool, make_pool, make_sampler
+from embodied.envs import FAMILIES, make_pool, make_sampler
+from embodied.envs.mujoco.pool import MujocoPool
 from embodied.envs.mujoco.warp.pool import WarpConfig, WarpPool
 from embodied.runtime import threads
 

@@ -33,9 +33,10 @@ from embodied.benchmarks import adapters
 from embodied.benchmarks.measure import Report, built, in_turns, paired, timed
 from embodied.benchmarks.peers.own import PeerBatch
 from embodied.core.options import config_dataclass
-from embodied.envs import TASKS, MujocoPool, make_pool, make_sampler
+from embodied.envs import TASKS, make_pool, make_sampler
 from embodied.envs.mujoco.config import WarpConfig
 from embodied.envs.mujoco.engine import timers
+from embodied.envs.mujoco.pool import MujocoPool
 from embodied.envs.mujoco.warp.batch import WarpBatch
 from embodied.envs.mujoco.warp.pool import WarpPool
 from embodied.runtime import threads

@@ -17,8 +17,9 @@ from embodied.core.errors import UserError, check_base, unknown_name
 from embodied.core.policy import Policy
 from embodied.core.seeds import Purpose, first_env_seed
 from embodied.core.spec import TRAIN, CameraSpec, EnvSpec
-from embodied.envs import SAMPLERS, SamplerSetup, first_episodes
+from embodied.envs import SAMPLERS, SamplerSetup
 from embodied.envs.base.delayed import DelayedEnv
+from embodied.envs.episodes.sampler import first_episodes
 from embodied.envs.registry import FAMILIES, split_name
 from embodied.policies import POLICIES
 from embodied.runtime import checkpoint, threads

@@ -16,7 +16,8 @@ from embodied.algos.supervised import Grounding
 from embodied.core.errors import UserError
 from embodied.core.seeds import Purpose, first_env_seed
 from embodied.core.types import Obs
-from embodied.envs import SamplerSetup, UniformConfig, UniformSampler
+from embodied.envs import SamplerSetup, UniformConfig
+from embodied.envs.episodes.sampler import UniformSampler
 from embodied.envs.mujoco.labels import LabeledPool
 from embodied.runtime import threads
 from embodied.session import factories

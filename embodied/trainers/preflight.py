@@ -28,7 +28,7 @@ from embodied.data import Demonstrations, Episode, read, write
 from embodied.data.columns import IF_SO, ROUNDING, Unfit
 from embodied.data.faults import Fault, Meaning, check_frames, listed, meanings
 from embodied.data.lerobot import DISTURBANCE, PLAN, check_fits, read_features
-from embodied.envs import first_episodes
+from embodied.envs.episodes.sampler import first_episodes
 from embodied.policies.normalizer import RunningNormalizer
 from embodied.runtime import threads
 from embodied.runtime.evaluator import run_episodes

@@ -17,7 +17,8 @@ from embodied.core.errors import UserError
 from embodied.core.policy import Policy
 from embodied.core.spec import EnvSpec
 from embodied.core.types import Fragment
-from embodied.envs import SamplerSetup, UniformConfig, UniformSampler
+from embodied.envs import SamplerSetup, UniformConfig
+from embodied.envs.episodes.sampler import UniformSampler
 from tests.numerics.tiny_policy import TinyPolicy, make_fragment
 from tests.runtime.builders import build, iterate, make_policy
 

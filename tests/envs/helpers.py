@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from embodied.core.types import Obs, Timestep
-from embodied.envs import MujocoPool, SamplerSetup, make_pool, make_sampler
+from embodied.envs import SamplerSetup, make_pool, make_sampler
 from embodied.envs.base.episodic import EpisodicEnv
 from embodied.envs.mujoco.config import ControlConfig
+from embodied.envs.mujoco.pool import MujocoPool
 from embodied.envs.mujoco.robots.panda import Panda
 
 PANDA = Panda(ControlConfig())

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from embodied.envs import MujocoPool
+from embodied.envs.mujoco.pool import MujocoPool
 from embodied.envs.rendering.cameras import Camera
 from embodied.envs.rendering.vision import CAMERAS, CameraRig
 from tests.envs.helpers import actions, pool

@@ -12,7 +12,8 @@ import torch
 from mujoco.batch import Batch
 
 from embodied.core.policy import Policy
-from embodied.envs import MujocoPool, first_episodes
+from embodied.envs.episodes.sampler import first_episodes
+from embodied.envs.mujoco.pool import MujocoPool
 from embodied.envs.mujoco.viewer import SOLVED, Viewer
 from embodied.envs.rendering.cameras import Camera, render
 from embodied.report.video import grid, open_mp4, record

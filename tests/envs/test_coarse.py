@@ -13,7 +13,8 @@ import yaml
 
 from embodied.core.errors import UserError
 from embodied.core.spec import CameraSpec
-from embodied.envs import MujocoPool, make_pool, make_sampler
+from embodied.envs import make_pool, make_sampler
+from embodied.envs.mujoco.pool import MujocoPool
 from embodied.envs.mujoco.robot_file import FOLDER
 from embodied.envs.mujoco.robots.described import build_robot
 from embodied.envs.rendering.cameras import GROUPS, render

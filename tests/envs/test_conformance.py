@@ -19,11 +19,11 @@ from embodied.core.episodes import PlanList
 from embodied.core.errors import UserError
 from embodied.core.spec import SUCCESS, Term
 from embodied.core.types import Timestep
-from embodied.envs import first_episodes
 from embodied.envs.base.actions import random_actions
 from embodied.envs.base.episodic import Advance
 from embodied.envs.checks.conformance import CHECKS, Result, check_env, run_checks
 from embodied.envs.checks.trial import LEAKS_SHARE, Trial
+from embodied.envs.episodes.sampler import first_episodes
 from embodied.envs.mujoco.pool import MujocoPool
 from tests.envs.helpers import TASK_NAMES, pool
 from tests.runtime.point_env import PointEnv, point_spec

@@ -13,11 +13,11 @@ from embodied.core.episodes import PlanList
 from embodied.core.execution import clip_chunk
 from embodied.core.spec import Discrete
 from embodied.core.types import Obs, Timestep
-from embodied.envs import first_episodes
 from embodied.envs.base.actions import random_actions
 from embodied.envs.base.delayed import DelayedEnv
 from embodied.envs.base.episodic import Advance
 from embodied.envs.checks.conformance import check_env
+from embodied.envs.episodes.sampler import first_episodes
 from embodied.envs.episodes.seeding import EpisodeRng
 from tests.envs.helpers import pool
 from tests.runtime.point_env import PointEnv, point_sampler, point_spec

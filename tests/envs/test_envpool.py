@@ -17,10 +17,11 @@ from embodied import train
 from embodied.core.episodes import EpisodePlans, PlanList
 from embodied.core.errors import UserError
 from embodied.core.spec import Box, CameraSpec, Discrete
-from embodied.envs import FAMILIES, first_episodes, make_sampler
+from embodied.envs import FAMILIES, make_sampler
 from embodied.envs.adapters.config import EnvpoolConfig, EnvpoolTaskConfig
 from embodied.envs.adapters.envpool.family import EnvpoolEnv, envpool_seeds
 from embodied.envs.checks.conformance import check_env, run_checks
+from embodied.envs.episodes.sampler import first_episodes
 from tests.commands.helpers import run
 
 envpool = pytest.importorskip("envpool", reason="needs EnvPool: pip install -c constraints.txt -e '.[envpool]'")

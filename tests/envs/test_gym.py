@@ -21,12 +21,13 @@ import torch
 from embodied.core.episodes import EpisodePlans, PlanList
 from embodied.core.errors import UserError
 from embodied.core.spec import CameraSpec, EnvSpec, MultiDiscrete
-from embodied.envs import FAMILIES, first_episodes
+from embodied.envs import FAMILIES
 from embodied.envs.adapters.gym import family as gym
 from embodied.envs.adapters.gym import source as gym_source
 from embodied.envs.adapters.gym.family import GymConfig, GymEnv, GymSimConfig
 from embodied.envs.base.actions import random_actions
 from embodied.envs.checks.conformance import check_env
+from embodied.envs.episodes.sampler import first_episodes
 
 MODULE = "tests.envs.toy_gym"
 FAMILY = FAMILIES["gym"].build()

@@ -10,7 +10,8 @@ import pytest
 import torch
 import yaml
 
-from embodied.envs import MujocoPool, make_pool, make_sampler
+from embodied.envs import make_pool, make_sampler
+from embodied.envs.mujoco.pool import MujocoPool
 from embodied.envs.tasks.config import LiftConfig
 from tests.envs.helpers import TASK_NAMES
 

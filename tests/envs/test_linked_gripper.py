@@ -10,7 +10,8 @@ import torch
 import yaml
 
 from embodied.core.errors import UserError
-from embodied.envs import MujocoPool, make_pool, make_sampler
+from embodied.envs import make_pool, make_sampler
+from embodied.envs.mujoco.pool import MujocoPool
 from embodied.envs.mujoco.robots.described import build_robot
 from embodied.envs.mujoco.robots.gripper_arm import AttachedArm
 

@@ -8,8 +8,9 @@ import numpy as np
 import torch
 
 from embodied.core.types import Obs, Role
-from embodied.envs import MujocoPool, make_pool, make_sampler
+from embodied.envs import make_pool, make_sampler
 from embodied.envs.mujoco.labels import LabeledPool
+from embodied.envs.mujoco.pool import MujocoPool
 from embodied.envs.rendering.vision import CAMERAS
 from embodied.envs.tasks.config import default_words
 from embodied.trainers.scenes import FRAMES_PER_SCENE, render_scenes

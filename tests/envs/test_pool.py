@@ -16,7 +16,8 @@ from embodied.core.env import VecEnv
 from embodied.core.errors import UserError
 from embodied.core.spec import Term
 from embodied.core.types import Timestep
-from embodied.envs import MujocoPool, make_pool, make_sampler
+from embodied.envs import make_pool, make_sampler
+from embodied.envs.mujoco.pool import MujocoPool
 from embodied.envs.tasks.base import Quantity
 from embodied.envs.tasks.lift import Lift, LiftConfig
 from tests.envs.helpers import actions, assert_same, cut_after_three, pool, restart

@@ -12,8 +12,9 @@ import torch
 
 from embodied.core.errors import UserError
 from embodied.core.spec import CameraSpec
-from embodied.envs import FAMILIES, TASKS, MujocoPool
+from embodied.envs import FAMILIES, TASKS
 from embodied.envs.mujoco.config import WarpConfig
+from embodied.envs.mujoco.pool import MujocoPool
 from embodied.envs.mujoco.scene import WORLD_BITS
 from tests.envs.helpers import actions, pool, restart
 from tests.envs.test_warp import IN_CONTACT, kernels

@@ -13,8 +13,9 @@ import torch
 from embodied.core.arm import Chain
 from embodied.core.config import read_preset
 from embodied.core.errors import UserError
-from embodied.envs import MujocoPool, make_sampler
+from embodied.envs import make_sampler
 from embodied.envs.episodes.seeding import EpisodeRng
+from embodied.envs.mujoco.pool import MujocoPool
 from embodied.envs.mujoco.randomization.object_shapes import SIZE_FIELDS
 from embodied.envs.mujoco.scene import Shape, add_object
 from embodied.session.config import CONFIG_DIR

@@ -13,7 +13,8 @@ import torch
 
 from embodied.core.arm import Chain
 from embodied.core.options import from_mapping
-from embodied.envs import MujocoPool, make_pool, make_sampler
+from embodied.envs import make_pool, make_sampler
+from embodied.envs.mujoco.pool import MujocoPool
 from embodied.envs.mujoco.robots.base import ASSETS
 from embodied.envs.tasks.config import LiftConfig
 

@@ -12,7 +12,8 @@ from mujoco.batch import MODEL_FIELDS, Batch
 from torch import Tensor
 
 from embodied.core.spec import TRAIN
-from embodied.envs import MujocoPool, make_sampler
+from embodied.envs import make_sampler
+from embodied.envs.mujoco.pool import MujocoPool
 from embodied.envs.mujoco.randomization.object_shapes import ShapeVariants
 from embodied.envs.mujoco.scene import RED, Shape, add_object, on_table
 from embodied.envs.rendering.vision import CAMERAS

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from embodied.envs import MujocoPool
+from embodied.envs.mujoco.pool import MujocoPool
 from embodied.envs.tasks.base import near, progress
 from tests.envs.helpers import TASK_NAMES, actions, pool, restart
 

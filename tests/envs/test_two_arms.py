@@ -13,10 +13,11 @@ from torch import Tensor
 from embodied.core.errors import UserError
 from embodied.core.spec import CameraSpec
 from embodied.deployment.bundle.write import check_exportable
-from embodied.envs import MujocoPool, make_sampler
+from embodied.envs import make_sampler
 from embodied.envs.checks.conformance import check_env
 from embodied.envs.checks.robot import check_robot
 from embodied.envs.mujoco.config import SIDES
+from embodied.envs.mujoco.pool import MujocoPool
 from embodied.envs.mujoco.robots.pair import halves
 from embodied.envs.rendering.cameras import Camera
 from embodied.envs.tasks import common

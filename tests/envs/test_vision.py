@@ -12,7 +12,7 @@ import torch
 
 from embodied.core.errors import UserError
 from embodied.core.spec import CameraSpec
-from embodied.envs import MujocoPool
+from embodied.envs.mujoco.pool import MujocoPool
 from embodied.envs.mujoco.viewer import Viewer
 from embodied.envs.rendering.appearance import Twin
 from embodied.envs.rendering.cameras import Camera, render

@@ -20,9 +20,10 @@ from embodied.core.env import VecEnv
 from embodied.core.errors import UserError
 from embodied.core.spec import CameraSpec
 from embodied.core.types import Obs, Timestep
-from embodied.envs import FAMILIES, MujocoPool, make_sampler
+from embodied.envs import FAMILIES, make_sampler
 from embodied.envs.checks.conformance import check_env
 from embodied.envs.episodes.seeding import EpisodeRng
+from embodied.envs.mujoco.pool import MujocoPool
 from embodied.envs.mujoco.warp.batch import INSTALL, check_memory, noting, num_bytes
 from embodied.envs.mujoco.warp.pool import WarpConfig, WarpPool
 from embodied.envs.mujoco.warp.randomization import DeviceRng

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from embodied.envs import MujocoPool
+from embodied.envs.mujoco.pool import MujocoPool
 from tests.envs.helpers import TASK_NAMES, actions, assert_same, pool, restart
 
 N, BROKEN = 4, 2

@@ -14,7 +14,7 @@ from embodied.core.algorithm import Algorithm
 from embodied.core.env import VecEnv
 from embodied.core.policy import Policy
 from embodied.core.spec import EnvSpec
-from embodied.envs import first_episodes
+from embodied.envs.episodes.sampler import first_episodes
 from embodied.policies.config import GaussianConfig
 from embodied.policies.gaussian import GaussianPolicy
 from embodied.runtime.learner import Relabel

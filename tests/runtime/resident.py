@@ -25,8 +25,8 @@ from embodied.core.execution import EvalRollout
 from embodied.core.policy import Policy
 from embodied.core.spec import EnvSpec
 from embodied.core.types import Fragment
-from embodied.envs import first_episodes
 from embodied.envs.checks.conformance import check_env
+from embodied.envs.episodes.sampler import first_episodes
 from embodied.policies.flow.policy import FlowConfig, FlowPolicy
 from embodied.runtime import recipe
 from tests.runtime import other_device

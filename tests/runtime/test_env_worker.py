@@ -8,7 +8,7 @@ from torch import Tensor
 
 from embodied.core.seeds import Purpose, first_env_seed
 from embodied.core.types import Fragment
-from embodied.envs import UniformSampler
+from embodied.envs.episodes.sampler import UniformSampler
 from embodied.runtime.channel import WeightStore
 from embodied.runtime.collecting.actor_server import ActorServer, ActRequest
 from embodied.runtime.collecting.env_worker import EnvWorker

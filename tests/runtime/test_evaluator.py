@@ -19,7 +19,7 @@ from embodied.core.seeds import Purpose, first_env_seed
 from embodied.core.spec import SUCCESS, Instruction
 from embodied.core.statistics import wilson_interval
 from embodied.core.types import Obs, Timestep
-from embodied.envs import first_episodes
+from embodied.envs.episodes.sampler import first_episodes
 from embodied.runtime.config import EvalNoise, RuntimeConfig
 from embodied.runtime.evaluator import Evaluator, evaluate, summary
 from embodied.runtime.threads import ThreadGroup

@@ -12,8 +12,8 @@ from embodied.algos.batch import merge_fragments
 from embodied.algos.returns import gae
 from embodied.core.episodes import PlanList
 from embodied.core.types import Fragment, Transitions
-from embodied.envs import first_episodes
 from embodied.envs.base.episodic import Advance
+from embodied.envs.episodes.sampler import first_episodes
 from embodied.runtime.channel import WeightStore
 from embodied.runtime.collecting.actor_server import ActRequest
 from embodied.runtime.collecting.env_worker import EnvWorker

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from embodied.core.seeds import Purpose, first_env_seed
-from embodied.envs import UniformSampler
 from embodied.envs.base.delayed import DelayedEnv
+from embodied.envs.episodes.sampler import UniformSampler
 from embodied.runtime.sync import SyncRuntime
 from embodied.session import factories
 from embodied.session.config import compose_run

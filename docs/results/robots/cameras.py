@@ -12,7 +12,8 @@ import time
 import torch
 
 from embodied.core.spec import CameraSpec
-from embodied.envs import MujocoPool, make_pool, make_sampler
+from embodied.envs import make_pool, make_sampler
+from embodied.envs.mujoco.pool import MujocoPool
 
 CAMERAS = [CameraSpec.square(name, 64) for name in ("front", "wrist")]
 NUM_ENVS, STEPS, TURNS = 128, 12, 25

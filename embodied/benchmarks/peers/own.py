@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embodied.core.errors import UserError
-from embodied.envs import MujocoPool
+from embodied.envs.mujoco.pool import MujocoPool
 
 
 def interpreter(package: str) -> str:

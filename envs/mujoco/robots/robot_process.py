@@ -25,7 +25,8 @@ from embodied.core.errors import UserError
 from embodied.core.process.child import end_with_parent
 from embodied.core.seeds import Purpose, first_env_seed
 from embodied.core.spec import CameraSpec
-from embodied.envs import first_episodes, make_pool
+from embodied.envs import make_pool
+from embodied.envs.episodes.sampler import first_episodes
 from embodied.envs.mujoco.robot_file import Perturbation, robot_perturbation
 from embodied.envs.mujoco.robots.gripper_arm import backlash
 
