@@ -40,7 +40,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from embodied.core.clock import running_s, ticking
+from embodied.core.clock import ticking
 from embodied.core.config import parse_overrides
 from embodied.core.errors import UserError
 from embodied.session.command import Stopped, interrupt_on_signals, run_command
@@ -71,8 +71,7 @@ def train(argv: Sequence[str]) -> dict[str, Any]:
     from embodied.trainers import trainer_of
 
     with ticking():
-        start_s = running_s()
-        session = Session.new(config, start_s) if run_dir is None else Session.resume(config, run_dir, start_s)
+        session = Session(config, run_dir)
         trainer = trainer_of(session.config)
         with trainer(session.config, session.run_dir, new=session.found is None) as training:
             try:

@@ -16,11 +16,9 @@ class RuntimeConfig:
     """Options of all runtimes: their parts, staleness and threads, and evaluations during training."""
 
     overlaps: ClassVar[bool] = False
-    """Whether simulation and learning overlap if ``max_staleness`` allows it."""
+    """Whether simulation and learning overlap if ``max_staleness`` allows it, and evaluations with training."""
     separate_processes: ClassVar[bool] = False
     """Whether actor and simulator are in processes of their own, each with cores of its own."""
-    evaluates_in_background: ClassVar[bool] = False
-    """Whether evaluations run in a thread of their own during training."""
 
     name: str = "sync"
     """Runtime. sync: one thread, exact and debuggable. local: threads of one process, learning overlaps simulation."""
@@ -88,6 +86,5 @@ class LocalConfig(RuntimeConfig):
     """Options of a run in threads of one process."""
 
     overlaps = True
-    evaluates_in_background = True
 
     name: str = "local"

@@ -122,7 +122,7 @@ class Recipe:
         config, num_threads = self.config, self.budget.evaluator
         plans = partial(self.eval_plans, spec, config.eval_episodes)
         make_env = partial(self.make_eval_env, min(config.eval_episodes, MAX_EVAL_ENVS), num_threads)
-        beside = group if config.evaluates_in_background else None
+        beside = group if config.overlaps else None
         return Evaluator(policy, make_env, plans, config, num_threads, self.confirm_at, beside)
 
 

@@ -66,7 +66,7 @@ def plan(config: RuntimeConfig, device: torch.device, cores: int | None = None, 
         actor=config.actor_threads or actor,
         learner=config.learner_threads or learner,
         learner_alone=config.learner_threads or (1 if on_gpu else most),
-        evaluator=1 if config.evaluates_in_background else most,
+        evaluator=1 if config.overlaps else most,
     )
 
 

@@ -1,12 +1,10 @@
 """A training session: one process's share of a run, the same for every trainer.
 
-configuration ──► Session.new, Session.resume ──► run directory, checkpoint to continue from
+configuration ──► Session ──► run directory, checkpoint to continue from
 trainer.iterations ──► Report ──► metrics.jsonl, TensorBoard, eval/*.json, progress ──► checkpoint when due
                                     until a limit, a confirmed evaluation or a signal
 last checkpoint ──► final evaluation ──► result
 """
-
-from __future__ import annotations
 
 import math
 import threading
@@ -15,7 +13,7 @@ from contextlib import ExitStack
 from datetime import datetime
 from glob import glob
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from embodied.core.clock import running_s
 from embodied.core.errors import UserError, one_line
@@ -38,40 +36,28 @@ RATES = ("success_once", "success_at_end", "return_mean")  # of an evaluation, k
 
 
 class Session:
-    """The directory, clock, limits and checkpoints of a run in this process.
+    """The directory, clock, limits and checkpoints of a run in this process, which begins when the session is built.
 
-    start_s: when the command began, on the clock ``running_s``. The run's own clock, ``wall_s``, also counts
-    the seconds of earlier sessions up to the checkpoint.
+    start_s: when the run began, on the clock ``running_s``, if the earlier sessions up to the checkpoint ended now.
+    found: the newest whole checkpoint, which a resumed run continues from, if it has one. lock: of its directory.
     """
 
-    def __init__(
-        self, config: RunConfig, run_dir: Path, start_s: float, *, lock: TextIO | None, found: Checkpoint | None
-    ) -> None:
-        """Start the clock; nothing is written yet.
+    def __init__(self, config: RunConfig, run_dir: Path | None = None) -> None:
+        """Start the clock; nothing is written yet. run_dir: of a run to resume, locked until ``run`` ends; None: new.
 
-        lock: of the directory of a resumed run, held until ``run`` ends; None for a new run, whose directory must not
-        exist. found: the checkpoint to continue from; None starts a new training.
+        UserError if the directory of a new run exists or cannot be written, or if another training holds ``run_dir``.
         """
-        self.config, self.run_dir, self.lock, self.found = config, run_dir, lock, found
-        self.start_s = start_s - (0.0 if found is None else float(found.state["train"]["wall_s"]))
-        self.saved_steps = None if found is None else found.env_steps
+        began_s = running_s()
+        self.config = settled(config)
+        self.run_dir = new_run_dir(self.config) if run_dir is None else run_dir
+        self.lock = None if run_dir is None else lock_run(run_dir)
+        self.found = None if run_dir is None else checkpoint.load_latest(run_dir)
+        self.start_s = began_s - (0.0 if self.found is None else float(self.found.state["train"]["wall_s"]))
+        self.saved_steps = None if self.found is None else self.found.env_steps
         self.saved_at_s = running_s()
         self.stop: dict[str, Any] | None = None
         """``stop`` of the result: what ended training, if that was ``stop_at_success``."""
         self.reached: list[str] = []  # limits that a resumed run had reached before, so that nothing is trained
-
-    @classmethod
-    def new(cls, config: RunConfig, start_s: float) -> Session:
-        """Begin a run. UserError if ``out=`` exists or cannot be written; nothing is written yet."""
-        config = settled(config)
-        return cls(config, new_run_dir(config), start_s, lock=None, found=None)
-
-    @classmethod
-    def resume(cls, config: RunConfig, run_dir: Path, start_s: float) -> Session:
-        """Continue a run from its newest whole checkpoint, if it has one. UserError if another training holds it."""
-        config = settled(config)
-        lock = lock_run(run_dir)
-        return cls(config, run_dir, start_s, lock=lock, found=checkpoint.load_latest(run_dir))
 
     @property
     def wall_s(self) -> float:

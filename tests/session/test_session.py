@@ -109,11 +109,11 @@ def run(session: Session, **options: int) -> dict[str, Any]:
 
 
 def new(path: Path, **changes: Any) -> Session:
-    return Session.new(compose_run({**OPTIONS, **changes, "out": str(path)}), running_s())
+    return Session(compose_run({**OPTIONS, **changes, "out": str(path)}))
 
 
 def resume(path: Path, **changes: Any) -> Session:
-    return Session.resume(resume_run(path, changes), path, running_s())
+    return Session(resume_run(path, changes), path)
 
 
 def iterations(path: Path) -> list[int]:

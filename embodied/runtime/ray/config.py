@@ -28,7 +28,6 @@ class RayConfig(RuntimeConfig):
 
     overlaps = True
     separate_processes = True
-    evaluates_in_background = True
 
     name: str = "ray"
     max_staleness: NonNegativeInt = 1
