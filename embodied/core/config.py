@@ -78,17 +78,15 @@ def apply_values(root: dict[str, Any], values: Mapping[str, Any]) -> None:
 
 def compose(
     config_dir: Path,
-    name: str,
     overrides: Mapping[str, Any],
     tasks: Sequence[str] = (),
     derived: Mapping[str, Any] = MappingProxyType({}),
 ) -> dict[str, Any]:
-    """Compose the configuration ``name`` with overrides; return a nested dictionary of plain values.
+    """Compose the configuration of a run with overrides; return a nested dictionary of plain values.
 
-    config_dir: absolute path with ``<name>.yaml`` and one folder per config group. An override chooses from a group
+    config_dir: absolute path with ``train.yaml`` and one folder per config group. An override chooses from a group
     (``task=reach``) or sets a value in it (``task.goal_tolerance_m=0.01``). tasks: names that need no file. derived:
-    nested values from the task.
-    UserError with the nearest name for an unknown choice.
+    nested values from the task. UserError with the nearest name for an unknown choice.
     """
     values = dict(overrides)
     choices = {
@@ -98,7 +96,7 @@ def compose(
     }
     preset = {"sim": read_preset(config_dir, values.pop(PRESETS))} if PRESETS in values else {}
     try:
-        config = _compose_groups(config_dir, name, choices)
+        config = _compose_groups(config_dir, choices)
         pair = f"{config.policy.name}-{config.algo.name}"
         tuned = [
             _settings_of_pair(config_dir, section.pop("tuned", None), pair, f"'tuned' of {group} {section.name}")
@@ -110,7 +108,7 @@ def compose(
         apply_values(tree, values)
         resolved: Any = OmegaConf.to_container(OmegaConf.create(tree), resolve=True)
     except (HydraException, OmegaConfBaseException) as error:
-        raise UserError(f"configuration '{name}': {error}") from error
+        raise UserError(f"configuration 'train': {error}") from error
     return dict(resolved)
 
 
@@ -129,13 +127,13 @@ def _known_choice(folder: Path, choice: Any, others: Sequence[str]) -> str:
     raise unknown_name(folder.name, str(choice), allowed)
 
 
-def _compose_groups(config_dir: Path, name: str, choices: Mapping[str, str]) -> DictConfig:
+def _compose_groups(config_dir: Path, choices: Mapping[str, str]) -> DictConfig:
     """Compose the files of the groups; a choice without a file becomes a section that holds only its name."""
     bare = {group: choice for group, choice in choices.items() if not (config_dir / group / f"{choice}.yaml").is_file()}
     overrides = [f"~{group}" if group in bare else f"{group}={choice}" for group, choice in choices.items()]
     GlobalHydra.instance().clear()
     with initialize_config_dir(str(config_dir), version_base="1.3"):
-        config = hydra_compose(name, overrides=overrides)
+        config = hydra_compose("train", overrides=overrides)
     OmegaConf.set_struct(config, False)
     for group, choice in bare.items():
         config[group] = {"name": choice}

@@ -124,8 +124,8 @@ def compose_run(overrides: Mapping[str, Any], derived: Mapping[str, Any] = Mappi
     words = expand(overrides)
     if words.get("randomization") == SIM2REAL:
         plain = {key: words[key] for key in words if not key.removeprefix("sim.").startswith(RANDOMIZED)}
-        derived = {**derived, "sim": _sim2real_of(resolve(compose(CONFIG_DIR, "train", plain, TASKS.names(), derived)))}
-    return resolve(compose(CONFIG_DIR, "train", words, TASKS.names(), derived))
+        derived = {**derived, "sim": _sim2real_of(resolve(compose(CONFIG_DIR, plain, TASKS.names(), derived)))}
+    return resolve(compose(CONFIG_DIR, words, TASKS.names(), derived))
 
 
 def _sim2real_of(config: RunConfig) -> dict[str, Any]:

@@ -57,23 +57,23 @@ def test_a_quoting_problem_says_how_to_quote() -> None:
 
 
 def test_precedence_is_command_line_then_tuned_then_group(config_dir: Path) -> None:
-    plain = compose(config_dir, "train", {})
+    plain = compose(config_dir, {})
     assert (plain["num_envs"], plain["algo"]) == (8, {"name": "ppo", "gamma": 0.99, "epochs": 5})
-    tuned = compose(config_dir, "train", {"task": "lift"})
+    tuned = compose(config_dir, {"task": "lift"})
     assert (tuned["num_envs"], tuned["algo"]) == (16, {"name": "ppo", "gamma": 0.97, "epochs": 3})
     assert tuned["task"] == {"name": "lift"}
-    user = compose(config_dir, "train", {"task": "lift", "algo.gamma": 0.5, "num_envs": 4})
+    user = compose(config_dir, {"task": "lift", "algo.gamma": 0.5, "num_envs": 4})
     assert (user["num_envs"], user["algo"]) == (4, {"name": "ppo", "gamma": 0.5, "epochs": 3})
-    other_policy = compose(config_dir, "train", {"task": "lift", "policy": "gaussian"})
+    other_policy = compose(config_dir, {"task": "lift", "policy": "gaussian"})
     assert other_policy["num_envs"] == 8
 
 
 def test_tuned_settings_of_a_policy_are_below_those_of_a_task(config_dir: Path) -> None:
     path = config_dir / "policy" / "flow.yaml"
     path.write_text(path.read_text() + "\ntuned:\n  flow-ppo: {num_envs: 4, algo: {gamma: 0.5, epochs: 9}}\n")
-    lift = compose(config_dir, "train", {"task": "lift"})
+    lift = compose(config_dir, {"task": "lift"})
     assert (lift["num_envs"], lift["algo"]["gamma"], lift["algo"]["epochs"]) == (16, 0.97, 3)
-    reach = compose(config_dir, "train", {"task": "reach"})
+    reach = compose(config_dir, {"task": "reach"})
     assert (reach["num_envs"], reach["algo"]["gamma"], reach["algo"]["epochs"]) == (4, 0.5, 9)
     assert "tuned" not in reach["policy"]
 
@@ -83,38 +83,38 @@ def test_settings_with_init_are_between_tuned_and_the_command_line(config_dir: P
     path.write_text(
         path.read_text() + "\nwith_init:\n  flow-ppo: {num_envs: 8, algo: {gamma: 0.5, epochs: 9}, seed: 3}\n"
     )
-    without = compose(config_dir, "train", {"task": "lift"})
+    without = compose(config_dir, {"task": "lift"})
     assert (without["num_envs"], without["algo"]["gamma"], without.get("seed")) == (16, 0.97, None)
-    with_init = compose(config_dir, "train", {"task": "lift", "init": "runs/x", "algo.epochs": 2})
+    with_init = compose(config_dir, {"task": "lift", "init": "runs/x", "algo.epochs": 2})
     assert (with_init["num_envs"], with_init["algo"], with_init["seed"]) == (
         8, {"name": "ppo", "gamma": 0.5, "epochs": 2}, 3,
     )  # fmt: skip
-    reach = compose(config_dir, "train", {"task": "reach", "init": "runs/x"})
+    reach = compose(config_dir, {"task": "reach", "init": "runs/x"})
     assert (reach["num_envs"], reach["algo"]["gamma"]) == (8, 0.5)
 
 
 def test_tuned_settings_of_nothing_are_an_error(config_dir: Path) -> None:
     (config_dir / "task" / "lift.yaml").write_text("name: lift\ntuned:\n  flow: {num_envs: 16}\n")
     with pytest.raises(UserError, match=r"in 'tuned' of task lift 'flow'\. Did you mean 'flow-ppo'\?"):
-        compose(config_dir, "train", {"task": "lift"})
+        compose(config_dir, {"task": "lift"})
 
 
 def test_interpolation_sees_the_command_line(config_dir: Path) -> None:
-    assert compose(config_dir, "train", {"max_staleness": 0})["runtime"]["max_staleness"] == 0
+    assert compose(config_dir, {"max_staleness": 0})["runtime"]["max_staleness"] == 0
     with pytest.raises(UserError, match="nothing"):
-        compose(config_dir, "train", {"num_envs": "${nothing}"})
+        compose(config_dir, {"num_envs": "${nothing}"})
 
 
 def test_unknown_group_choice_names_the_nearest(config_dir: Path) -> None:
     with pytest.raises(UserError, match=r"unknown task 'rech'\. Did you mean 'reach'\? Allowed: lift, reach"):
-        compose(config_dir, "train", {"task": "rech"})
+        compose(config_dir, {"task": "rech"})
     with pytest.raises(UserError, match="unknown policy"):
-        compose(config_dir, "train", {"policy": {"name": "flow"}})
+        compose(config_dir, {"policy": {"name": "flow"}})
 
 
 def test_a_group_of_the_wrong_shape(config_dir: Path) -> None:
     with pytest.raises(UserError, match=r"num_envs\.x: 'num_envs' is a value"):
-        compose(config_dir, "train", {"num_envs.x": 1})
+        compose(config_dir, {"num_envs.x": 1})
 
 
 def test_nesting() -> None:
