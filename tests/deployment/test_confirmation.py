@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from embodied.core.errors import UserError
-from embodied.deployment.robots.base import joint_values
+from embodied.deployment.robots.base import GRIPPER, joint_values
 from embodied.deployment.robots.mapping import Entry, MappedRobot, RobotMapping
 from embodied.deployment.robots.setup import TOLERANCE, check_confirmed, confirm, draw_poses, poses
 from tests.deployment.test_mapping import arm_of_bundle, confirmed, toy_mapping
@@ -50,8 +50,9 @@ def robot_in(pose: str, mapping: RobotMapping) -> MappedRobot:
     return MappedRobot(arm, mapping, arm_of_bundle())
 
 
-def read(robot: MappedRobot) -> np.ndarray:
-    return joint_values(robot.arm, robot.get_observation())
+def read(robot: MappedRobot) -> tuple[np.ndarray, float]:
+    observation = robot.get_observation()
+    return joint_values(robot.arm, observation), observation[GRIPPER]
 
 
 @pytest.mark.parametrize("change", MISTAKES)
@@ -59,10 +60,10 @@ def test_a_wrong_mapping_looks_wrong_in_one_of_the_poses_and_is_not_confirmed(ch
     mapping, arm, different, refused = mistaken(change), arm_of_bundle(), [], []
     for name, pose in poses(arm).items():
         robot = robot_in(name, mapping)
-        drawn = draw_poses(arm, {"now": read(robot), "wanted": pose})
+        drawn = draw_poses(arm, {"now": read(robot)[0], "wanted": pose})
         different.append((drawn == (31, 119, 180)).all(-1).sum())  # blue that no red covers
         try:
-            confirm(robot, "A. Person", read(robot))
+            confirm(robot, "A. Person", *read(robot))
         except UserError as error:
             refused.append(str(error))
     assert max(different) > 20
@@ -74,15 +75,15 @@ def test_the_right_mapping_agrees_with_both_pictures_and_is_confirmed() -> None:
     mapping, arm = toy_mapping(), arm_of_bundle()
     for name, pose in poses(arm).items():
         robot = robot_in(name, mapping)
-        assert not (draw_poses(arm, {"now": read(robot), "wanted": pose}) == (31, 119, 180)).all(-1).any()
-        mapping = confirm(robot, "A. Person", read(robot))
+        assert not (draw_poses(arm, {"now": read(robot)[0], "wanted": pose}) == (31, 119, 180)).all(-1).any()
+        mapping = confirm(robot, "A. Person", *read(robot))
     check_confirmed(robot_in("default", mapping))
 
 
 def test_one_pose_confirms_nothing() -> None:
     robot = robot_in("default", toy_mapping())
     for _ in range(2):
-        robot.mapping = confirm(robot, "A. Person", read(robot))
+        robot.mapping = confirm(robot, "A. Person", *read(robot))
     with pytest.raises(UserError, match=r"in one pose, .* move the arm to its second pose"):
         check_confirmed(robot)
 
@@ -114,4 +115,4 @@ def test_a_confirmation_holds_for_its_arm_and_its_robot() -> None:
 
 def test_a_person_has_a_name() -> None:
     with pytest.raises(UserError, match="give your name"):
-        confirm(robot_in("default", toy_mapping()), " ", np.zeros(7))
+        confirm(robot_in("default", toy_mapping()), " ", np.zeros(7), 0.04)

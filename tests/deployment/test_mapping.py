@@ -59,7 +59,7 @@ def confirmed(mapping: RobotMapping, arm: ArmSpec | None = None) -> RobotMapping
     """Return a mapping of the toy arm that a person has confirmed in both poses, whatever it reads there."""
     arm = arm or arm_of_bundle()
     for pose in poses(arm).values():
-        mapping = confirm(MappedRobot(ToyArm(ToyConfig()), mapping, arm), "A. Person", pose)
+        mapping = confirm(MappedRobot(ToyArm(ToyConfig()), mapping, arm), "A. Person", pose, arm.gripper.open_m)
     return mapping
 
 
@@ -198,6 +198,23 @@ def test_the_way_of_a_new_robot(tmp_path: Path) -> None:
     assert done.result["robot"] == "toy_arm"
     assert done.result["success_at_end"] is None
     assert done.result["ended"] == {"time limit": 1}
+
+
+def test_a_gripper_in_metres_is_drafted_so_and_as_percent_it_is_not_confirmed(tmp_path: Path) -> None:
+    mapping = tmp_path / "toy.json"
+    words = [f"bundle={reach_bundle()}", TOY, f"mapping={mapping}", 'robot_options={"gripper": 0.04}']
+    draft = run(deploy_command.main, [*words, "propose_mapping=true"])
+    assert read_mapping(mapping).gripper == Entry("gripper.pos", "m")
+    row = next(line for line in draft.stderr.splitlines() if line.startswith("gripper"))
+    assert row.split()[-3:] == ["+0.0400"] * 3
+    write_mapping(mapping, toy_mapping())
+    refused = run(deploy_command.main, [*words, "confirm_mapping=A. Person"])
+    assert (refused.code, read_mapping(mapping).confirmed) == (2, None)
+    assert "reads the gripper at 1.6e-05 m: open is 0.04, closed is 0 m" in refused.stderr.splitlines()[-1]
+    in_metres = replace(toy_mapping(), gripper=Entry("gripper.pos", "m"))
+    write_mapping(mapping, in_metres)
+    assert run(deploy_command.main, [*words, "confirm_mapping=A. Person"]).code == 0
+    assert run(deploy_command.main, [*words[:3], "confirm_mapping=A. Person"]).code == 2  # 100 m
 
 
 def test_units_that_were_mixed_up_move_nothing(tmp_path: Path) -> None:

@@ -33,6 +33,8 @@ class ToyConfig:
     """Whether the connection cannot be closed."""
     pose_deg: list[float] = field(default_factory=lambda: [*HOME_DEG])
     """Where it is, in the policy's counting."""
+    gripper: float = 100.0
+    """What the gripper reads, open: percent or m."""
     follow: float = 10.0
     """Share of the way to its targets that it moves per second."""
     journal: str | None = None
@@ -51,7 +53,8 @@ class ToyArm:
         self.observations = 0
         self.sent: list[dict[str, float]] = []
         home = zip(NAMES, SIGNS, OFFSETS_DEG, config.pose_deg, strict=True)
-        self._now = {f"{name}.pos": (at - offset) / sign for name, sign, offset, at in home} | {"gripper.pos": 100.0}
+        self._now = {f"{name}.pos": (at - offset) / sign for name, sign, offset, at in home}
+        self._now["gripper.pos"] = config.gripper
         self._target = dict(self._now)
         self._at_s = time.monotonic()
 

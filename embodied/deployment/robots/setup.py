@@ -83,10 +83,10 @@ def map_robot(options: DeployOptions, bundle: Bundle) -> dict[str, Any]:
                 raise UserError(f"mapping={path} exists: give a new file")
             write_mapping(path, propose(bundle, robot))
         found = MappedRobot(robot, read_mapping(path), bundle.arm)
-        qpos = show(found, path)
+        qpos, gripper = show(found, path)
         seen: tuple[str, ...] = ()
         if options.confirm_mapping is not None:
-            mapping = confirm(found, options.confirm_mapping, qpos)
+            mapping = confirm(found, options.confirm_mapping, qpos, gripper)
             write_mapping(path, mapping)
             assert mapping.confirmed is not None
             seen = mapping.confirmed.poses
@@ -105,8 +105,9 @@ def propose(bundle: Bundle, robot: Robot) -> RobotMapping:
 
     A joint gets the robot's name that ends with ours, such as ``fr3_joint1.pos`` for ``joint1.pos``. If one has none,
     or several, all are taken in the robot's order. If a joint is beyond a full turn of radians, all are in degrees. A
-    gripper runs from 0 to 100, as LeRobot's do, and a finger is in metres, as in ROS. A place that the robot calls
-    ``<term>_pos`` is found for a term that it lacks.
+    finger is in metres, as in ROS, and so is a gripper whose number lies within the opening of the policy's. Any other
+    gripper runs from 0 to 100, as LeRobot's do. A place that the robot calls ``<term>_pos`` is found for a term that it
+    lacks.
     """
     names, observed, arm = list(robot.action_features), robot.observation_features, bundle.arm
     grippers = [name for name in names if "gripper" in name or "finger" in name]
@@ -122,15 +123,16 @@ def propose(bundle: Bundle, robot: Robot) -> RobotMapping:
         speed = name.removesuffix(".pos") + ".vel"
         joints[joint.name] = Entry(name, "deg" if degrees else "rad", velocity=speed if speed in observed else None)
     name = grippers[0] if grippers else GRIPPER
-    gripper = Entry(name, "m") if "finger" in name else gripper_entry(arm, name)
+    ours = "finger" in name or 0 < float(now.get(name, 0.0)) <= 1.05 * arm.gripper.max_position_m
+    gripper = Entry(name, arm.gripper.position_unit) if ours else gripper_entry(arm, name)
     lacking = [name for name in StateBuilder(bundle).external_names if name not in observed]
     places = {name: name.replace("[", "_pos[") for name in lacking}
     external = {ours: theirs for ours, theirs in places.items() if theirs in observed}
     return RobotMapping(robot.name, joints, gripper, external)
 
 
-def show(robot: MappedRobot, path: Path) -> NDArray[np.float64]:
-    """Print the mapping in rad or m and draw the poses; return the joints [J]. UserError for an old measurement."""
+def show(robot: MappedRobot, path: Path) -> tuple[Array, float]:
+    """Print the mapping in rad or m, draw the poses; return joints [J] and gripper. UserError for old numbers."""
     observation = robot.get_observation()
     Limits.of(robot.arm).check_age(age(observation, time.monotonic()))
     now, wanted, picture = joint_values(robot.arm, observation), poses(robot.arm), path.with_suffix(".png")
@@ -139,15 +141,16 @@ def show(robot: MappedRobot, path: Path) -> NDArray[np.float64]:
     for i, joint in enumerate(robot.arm.joints):
         entry, numbers = robot.mapping.joints[joint.name], "".join(f"{pose[i]:+10.3f}" for pose in drawn.values())
         lines.append(f"{joint.name:10} {entry.name:24} {entry.sign:+d}    {entry.unit:8}{numbers}")
-    gripper = robot.mapping.gripper
-    lines.append(f"{'gripper':10} {gripper.name:24} {gripper.sign:+d}    {gripper.unit}")
+    entry, gripper = robot.mapping.gripper, float(observation[GRIPPER])
+    numbers = f"{gripper:+10.4f}" + f"{robot.arm.gripper.open_m:+10.4f}" * len(wanted)
+    lines.append(f"{'gripper':10} {entry.name:24} {entry.sign:+d}    {entry.unit:8}{numbers}")
     rows = [draw_poses(robot.arm, {"now": now, name: pose}) for name, pose in wanted.items()]
     picture.write_bytes(encode_png(np.concatenate(rows)))
     red = f"red is its {DEFAULT} pose in the upper row, its {SECOND} pose in the lower one"
     views = "Seen from its right side, from the front, and from above"
     lines.append(f"{picture}: blue is the robot now, as the mapping reads it; {red}. {views}")
     print("\n".join(lines), file=sys.stderr)
-    return now
+    return now, gripper
 
 
 @cache
@@ -184,8 +187,11 @@ def _units(arm: ArmSpec) -> Array:
     return np.where([joint.kind == "hinge" for joint in arm.joints], np.minimum(1.0, spans), spans)
 
 
-def confirm(robot: MappedRobot, by: str, qpos_J: Array) -> RobotMapping:
-    """Return the mapping, confirmed ``by`` a person in the arm's present pose. UserError for another pose."""
+def confirm(robot: MappedRobot, by: str, qpos_J: Array, gripper_m: float) -> RobotMapping:
+    """Return the mapping, confirmed ``by`` a person in the arm's present pose with its gripper open.
+
+    UserError for another pose, or for a gripper that is not read as open: 4% in place of 4 cm is read as closed.
+    """
     if not by.strip():
         raise UserError("confirm_mapping: give your name")
     before, sha256 = robot.mapping.confirmed, digest(robot)
@@ -202,6 +208,11 @@ def confirm(robot: MappedRobot, by: str, qpos_J: Array) -> RobotMapping:
         why = "sign, unit or offset of these joints is wrong, or two are exchanged"
         if_there = f"If the real arm is in that pose (red in the picture), {why}"
         raise UserError(f"the mapping does not read the {name} pose: {'; '.join(wrong)}. {if_there}")
+    gripper, unit = robot.arm.gripper, robot.arm.gripper.position_unit
+    shut, most = gripper_entry(robot.arm, "").low or 0.0, 1.05 * gripper.max_position_m
+    if not (abs(gripper_m - gripper.open_m) < abs(gripper_m - shut) and gripper_m <= most):
+        why = f"closed is {shut:.4g} {unit}. Open the gripper; if it is open, its unit, low, high or offset is wrong"
+        raise UserError(f"the mapping reads the gripper at {gripper_m:.4g} {unit}: open is {gripper.open_m:.4g}, {why}")
     at = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())
     together = tuple(name for name in wanted if name in (*seen, *here))
     return replace(robot.mapping, confirmed=Confirmation(by.strip(), at, sha256, together))
