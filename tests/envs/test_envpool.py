@@ -19,7 +19,7 @@ from embodied.core.errors import UserError
 from embodied.core.spec import Box, CameraSpec, Discrete
 from embodied.envs import FAMILIES, make_sampler
 from embodied.envs.adapters.config import EnvpoolConfig, EnvpoolTaskConfig
-from embodied.envs.adapters.envpool.family import EnvpoolEnv, envpool_seeds
+from embodied.envs.adapters.envpool.pool import EnvpoolEnv, envpool_seeds
 from embodied.envs.checks.conformance import check_env, run_checks
 from embodied.envs.episodes.sampler import first_episodes
 from tests.commands.helpers import run

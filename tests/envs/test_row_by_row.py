@@ -15,7 +15,8 @@ from embodied.core.errors import UserError
 from embodied.core.types import Fragment, Timestep
 from embodied.envs import FAMILIES, make_sampler
 from embodied.envs.adapters.config import EnvpoolConfig, EnvpoolTaskConfig
-from embodied.envs.adapters.envpool.family import EnvpoolEnv, RowByRowEnvpoolEnv
+from embodied.envs.adapters.envpool.family import RowByRowEnvpoolEnv
+from embodied.envs.adapters.envpool.pool import EnvpoolEnv
 from embodied.envs.base.actions import random_actions
 from embodied.envs.checks.conformance import check_env
 from embodied.policies import POLICIES

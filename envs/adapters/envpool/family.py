@@ -1,35 +1,28 @@
-"""The family ``envpool``: environments of EnvPool (Weng et al. 2022), ``task=envpool/<id>``.
+"""The family ``envpool``, ``task=envpool/<id>``, and its envs that are not stepped together.
 
-Rows whose episodes ended are reset at once: EnvPool by itself would reset one step later and ignore that step's action.
-EnvPool seeds an env when it is built, and never again. So episode k of env seed s is the k-th initial state of an env
-that was built with a seed made of s: training envs go through their episodes by resets, and envs with another plan, as
-in evaluations, are built anew and reset k times. docs/simulators.md says what repeats.
+send(chunks, ids) ─► step begins ─┐   ┌─ chunk not complete: the next step with its next action
+receive ─► EnvPool: some rows ◄───┴───┤─ episode ended: last observation, sampler.next, start, which is received too
+                                      └─ else: the row is done ─► Timestep of the rows that are done
 """
 
-from collections.abc import Mapping, Sequence
-from functools import cache, partial
+from collections.abc import Sequence
 from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from embodied.core.episodes import EpisodePlans, Ints
-from embodied.core.process.child import Builder
-from embodied.core.spec import SUCCESS, Box, CameraSpec, EnvSpec
-from embodied.core.types import Obs
+from embodied.core.episodes import EpisodePlans, EpisodeStats, Ints
+from embodied.core.errors import UserError
+from embodied.core.spec import CameraSpec, EnvSpec
+from embodied.core.types import Timestep
 from embodied.envs.adapters.config import EnvpoolTaskConfig
-from embodied.envs.adapters.envpool.spec import Layout, library, read_layout, require_known
-from embodied.envs.adapters.gym.spaces import Pixels, resized
-from embodied.envs.base.episodic import Advance, EpisodicEnv
-from embodied.envs.base.rows import RowByRowEnv
-from embodied.envs.episodes.sampler import INCARNATION
-from embodied.envs.episodes.seeding import EpisodeRng
+from embodied.envs.adapters.envpool.pool import EnvpoolEnv
+from embodied.envs.adapters.envpool.spec import Layout, read_layout, require_known
+from embodied.envs.base.actions import checked_chunk
+from embodied.envs.base.episodic import Advance, Chunks
 
-Arrays = dict[str, NDArray[Any]]
-LEAST_DRAWN = 240  # pixels; the smaller side of a picture that EnvPool draws
 LISTED = (
     "Ant-v5", "CartPole-v1", "FetchPickAndPlaceDense-v1", "FetchReachDense-v4", "Go1JoystickFlatTerrain-v1",
     "HalfCheetah-v5", "Humanoid-v5", "LunarLander-v3", "MetaWorld/DrawerOpen-v3", "MetaWorld/Reach-v3",
@@ -37,210 +30,91 @@ LISTED = (
 )  # fmt: skip
 
 
-@cache
-def can_render(id: str) -> bool:
-    """Return whether EnvPool can draw an environment without a display. The first call for each builds one.
+class RowByRowEnvpoolEnv(EnvpoolEnv):
+    """N envs that need not be stepped together. EnvPool gives the results one by one, as they come.
 
-    It draws those of MuJoCo by OpenGL, and ends the process where there is no context, so they count as not drawn.
+    batch_size: envs of one ``receive``. ``step`` waits for all rows.
     """
-    if "frame_stack" in library().make_spec(id).config._asdict():
-        return False  # an option that all of MuJoCo have, and no others
-    pool = Pool(id, {}, np.zeros(1, dtype=np.int64), 1)
-    pool.reset(first := np.zeros(1, dtype=np.int32))
-    pool.receive(1)
-    try:
-        return pool.render(first, 64, 64).shape == (1, 64, 64, 3)
-    except RuntimeError:
-        return False
-
-
-class Pool:
-    """Some envs in one pool of EnvPool, in the order of their ids there.
-
-    It skips EnvPool's interface for gymnasium, which takes as long as all other Python code of a control step together.
-    """
-
-    def __init__(
-        self, id: str, options: Mapping[str, Any], seed_n: Ints, num_threads: int, one_by_one: bool = False
-    ) -> None:
-        """Build an env for each seed. one_by_one: EnvPool gives the result of each as it comes."""
-        sizes = {"num_envs": len(seed_n), "num_threads": min(num_threads, len(seed_n))}
-        options = {**options, **sizes, **({"batch_size": 1} if one_by_one else {})}
-        self._pool = library().make_gymnasium(id, seed=seed_n.tolist(), **options)
-        self._builder, self._one_by_one = Builder(), one_by_one
-        self._keys: list[str] = self._pool._state_keys
-        self._dtype = self._pool.spec.action_array_spec["action"].dtype
-
-    def send(self, action: NDArray[Any], env_id: NDArray[np.int32]) -> None:
-        """Begin a step of envs ``env_id`` [n] with their actions."""
-        self._builder.check()
-        self._pool._send([env_id, env_id, action.astype(self._dtype, order="C")])  # the second is that of players
-
-    def reset(self, env_id: NDArray[np.int32]) -> None:
-        self._builder.check()
-        self._pool._reset(env_id)
-
-    def receive(self, count: int) -> Arrays:
-        """Wait for ``count`` envs that were stepped or reset; return their arrays by EnvPool's names, ordered by env.
-
-        If EnvPool does not give them one by one, ``count`` must be all of them.
-        """
-        if not self._one_by_one:
-            return dict(zip(self._keys, self._pool._recv(), strict=True))
-        columns = zip(*(self._pool._recv() for _ in range(count)), strict=True)
-        arrays = dict(zip(self._keys, map(np.concatenate, columns), strict=True))
-        order = arrays["info:env_id"].argsort()
-        return {key: array[order] for key, array in arrays.items()}
-
-    def render(self, env_id: NDArray[np.int32], width: int, height: int) -> Pixels:
-        """Return what envs ``env_id`` [n] show people, [n, height, width, 3]. RuntimeError if EnvPool does not draw."""
-        finer = -(-LEAST_DRAWN // min(width, height))  # thin lines vanish from small pictures
-        frames = self._pool._render(env_id, finer * width, finer * height, -1)
-        return np.stack([resized(frame, width, height) for frame in frames])
-
-
-class EnvpoolEnv(EpisodicEnv):
-    """N envs of one environment of EnvPool, in one pool; rows that were built anew together are a pool of their own."""
-
-    one_by_one = False
-    """Whether EnvPool gives the results of its envs one by one."""
-    apart = False
-    """See ``RowByRowEnv``."""
-
-    def __init__(self, layout: Layout, num_envs: int, num_threads: int) -> None:
-        super().__init__(layout.spec, num_envs)
-        if can_render(layout.id):
-            self.film = lambda width, height: partial(self._render, width, height)
-        self.layout, self.num_threads = layout, num_threads
-        self._pools: list[Pool] = []
-        self._pool_N = np.zeros(num_envs, dtype=np.int64)  # index into _pools of each row
-        self._env_N = np.zeros(num_envs, dtype=np.int32)  # env_id of each row in its pool
-        self._seed_N = np.full(num_envs, -1, dtype=np.int64)  # env seed that each row was built for
-        self._next_N = np.zeros(num_envs, dtype=np.int64)  # number of the episode that its next reset begins
-        arrays = layout.spec.arrays.items()
-        self._observed = {key: np.zeros((num_envs, *shape), dtype) for key, (shape, dtype) in arrays}
-        if not layout.state:
-            del self._observed["state"]
-        if isinstance(layout.spec.action, Box):
-            terms = [(term.scale, term.offset) for term in layout.spec.action.terms]
-            self._scale_A, self._offset_A = np.array(terms).T
-            self._is_scaled = bool((self._scale_A != 1).any() or self._offset_A.any())
-
-    def start(self, ids: Ints, plans: EpisodePlans) -> None:
-        follows = (self._seed_N[ids] == plans.seed_n) & (self._next_N[ids] == plans.number_n)
-        follows &= plans.number_n % INCARNATION > 0  # another incarnation has another seed
-        again = plans.filler_n & (self._seed_N[ids] >= 0)  # only fills time: any episode does
-        fresh = ~(follows | again)
-        if fresh.any():
-            self._build(ids[fresh], plans.rows(fresh))
-        for pool, rows in self._parts(ids):
-            pool.reset(self._env_N[rows])
-            if not self.apart:
-                self._store(pool.receive(len(self._env_N[rows])), rows)
-        self._next_N[ids] += 1
-
-    def advance(self, action_NA: Tensor, ids: Ints | None) -> Advance:
-        action, parts = self._converted(action_NA), self._parts(ids)
-        for pool, rows in parts:
-            pool.send(action[rows], self._env_N[rows])
-        return self._result([(pool.receive(len(self._env_N[rows])), rows) for pool, rows in parts])
-
-    def observe(self, ids: Ints | None = None) -> Obs:
-        return self.rows_of(self._observed, ids)
-
-    def close(self) -> None:
-        self._pools.clear()
-        self._seed_N[:] = -1
-
-    def _converted(self, action: Tensor) -> NDArray[Any]:
-        """Return actions [n, A] as EnvPool takes them."""
-        if not isinstance(self.spec.action, Box):
-            return action.numpy()[:, 0]
-        return self._offset_A + self._scale_A * action.numpy() if self._is_scaled else action.numpy()
-
-    def _result(self, results: Sequence[tuple[Arrays, Ints | slice]]) -> Advance:
-        """Keep the observations in EnvPool's arrays of some rows; return the result of their control step."""
-        success = self.layout.success
-        found: Arrays = {}
-        for arrays, rows in results:
-            self._store(arrays, rows)
-            if isinstance(rows, slice):  # all
-                found = arrays
-                continue
-            for key in ("reward", "done", "trunc", *([success] if success else [])):
-                found.setdefault(key, np.zeros(self.num_envs, arrays[key].dtype))[rows] = arrays[key]
-        outcomes = {SUCCESS: torch.from_numpy(found[success] > 0)} if success else {}
-        failed_N = truncated_N = None
-        if found["done"].any():
-            truncated_N = torch.from_numpy(found["trunc"])
-            failed_N = torch.from_numpy(found["done"]) & ~truncated_N
-        return Advance(torch.from_numpy(found["reward"]), outcomes, failed_N, truncated_N=truncated_N)
-
-    def _parts(self, ids: Ints | None) -> list[tuple[Pool, Ints | slice]]:
-        """Return pools with those of rows ``ids`` (None: all) that are in them."""
-        if len(self._pools) == 1:
-            return [(self._pools[0], slice(None) if ids is None else ids)]
-        ids = np.arange(self.num_envs) if ids is None else ids
-        pool_n = self._pool_N[ids]
-        return [(self._pools[index], ids[pool_n == index]) for index in np.unique(pool_n)]
-
-    def _build(self, ids: Ints, plans: EpisodePlans) -> None:
-        """Build envs for rows ``ids`` [n], and make their next resets begin the episodes of ``plans``."""
-        in_use = np.unique(np.delete(self._pool_N, ids)) if self._pools else np.zeros(0, dtype=np.int64)
-        self._pools = [self._pools[index] for index in in_use]  # frees the others before new ones are built
-        self._pool_N = np.searchsorted(in_use, self._pool_N)
-        self._pool_N[ids], self._env_N[ids] = len(self._pools), np.arange(len(ids))
-        pool = Pool(self.layout.id, self.layout.options, envpool_seeds(plans), self.num_threads, self.one_by_one)
-        number_n = plans.number_n % INCARNATION
-        for number in range(int(number_n.max())):
-            later = np.flatnonzero(number_n > number).astype(np.int32)
-            pool.reset(later)
-            pool.receive(len(later))
-        self._pools.append(pool)
-        self._seed_N[ids], self._next_N[ids] = plans.seed_n, plans.number_n
-
-    def _store(self, arrays: Arrays, rows: Ints | slice) -> None:
-        for key, names in (("state", self.layout.state), ("privileged", self.layout.privileged)):
-            begin = 0
-            for name in names:
-                columns = arrays[name].reshape(len(arrays[name]), -1)
-                self._observed[key][rows, begin : begin + columns.shape[1]] = columns
-                begin += columns.shape[1]
-        for name, frame in self.layout.frames.items():
-            images = self._observed[f"images.{name}"]
-            images[rows] = frame.pixels(arrays[frame.key], *images.shape[1:3])
-        if self.layout.mask is not None:
-            mask = arrays[self.layout.mask]
-            # An episode that EnvPool ended allows all, and so does a state without any choice, as some mazes begin in.
-            self._observed["action_mask"][rows] = mask | (arrays["done"] | ~mask.any(-1))[:, None]
-
-    def _render(self, width: int, height: int) -> Pixels:
-        images = np.zeros((self.num_envs, height, width, 3), dtype=np.uint8)
-        for pool, rows in self._parts(None):
-            images[rows] = pool.render(self._env_N[rows], width, height)
-        return images
-
-
-class RowByRowEnvpoolEnv(EnvpoolEnv, RowByRowEnv):
-    """N envs that need not be stepped together. EnvPool gives the results one by one, as they come."""
 
     one_by_one = True
+    batch_size: int
 
-    def begin_step(self, action_nA: Tensor, ids: Ints) -> None:
+    def __init__(self, layout: Layout, num_envs: int, num_threads: int, batch_size: int) -> None:
+        super().__init__(layout, num_envs, num_threads)
+        self.batch_size = batch_size
+        self._chunks = Chunks(torch.empty(num_envs, 0, 0), self._once)
+        self._under_way_N, self._starting_N, self._done_N = torch.zeros(3, num_envs, dtype=torch.bool)
+        self._stats: list[EpisodeStats] = []
+
+    def send(self, action: Tensor, ids: Tensor) -> None:
+        if self.sampler is None:
+            raise ValueError("send before the first reset: call reset(sampler) first")
+        chunk_nEA = checked_chunk(action, self.spec.action, len(ids))
+        if bool(self._under_way_N[ids].any()):
+            raise ValueError("ids: some of these envs are under way")
+        if self._chunks.action_NEA.shape[1:] != chunk_nEA.shape[1:]:
+            if bool(self._under_way_N.any()):
+                under_way = list(self._chunks.action_NEA.shape[1:])
+                raise ValueError(f"action: chunks of another size are under way: {under_way}")
+            self._chunks = Chunks(chunk_nEA.new_zeros(self.num_envs, *chunk_nEA.shape[1:]), self._once)
+        chunks = self._chunks
+        chunks.action_NEA[ids], chunks.reward_NE[ids], chunks.num_steps_N[ids] = chunk_nEA, 0.0, 0
+        chunks.ended_N[ids] = chunks.terminated_N[ids] = False
+        if chunks.broken_N is not None:
+            chunks.broken_N[ids] = False
+        self._under_way_N[ids] = True
+        self._begin_step(chunk_nEA[:, 0], ids.numpy())
+
+    def receive(self) -> tuple[Tensor, Timestep]:
+        """UserError if the sampler wants episodes of several envs to begin together."""
+        wanted = min(self.batch_size, int(self._under_way_N.sum()))
+        while (missing := wanted - int(self._done_N.sum())) > 0:
+            (pool,) = self._pools
+            arrays = pool.receive(missing)
+            ids = arrays["info:env_id"].astype(np.int64)  # of the only pool, so they are those of the rows
+            result = self._result([(arrays, ids)])
+            collected_N = torch.zeros_like(self._done_N).index_fill_(0, torch.from_numpy(ids), True)
+            self._done_N |= collected_N & self._starting_N
+            stepped_N = collected_N & ~self._starting_N
+            self._starting_N &= ~collected_N
+            if bool(stepped_N.any()):
+                self._continue(stepped_N, result)
+        rows = self._done_N.nonzero().squeeze(-1)
+        self._done_N[rows] = self._under_way_N[rows] = False
+        stats = EpisodeStats.concatenate(self._stats)
+        here_M = torch.isin(stats.env_id_M, rows)
+        self._stats, stats = [stats.rows(~here_M)], stats.rows(here_M)
+        episodes = stats.rows(stats.env_id_M.argsort()) if len(stats) else self._nobody
+        return rows, self._timestep(self._chunks, episodes, rows)
+
+    def begin(self, ids: Ints, plans: EpisodePlans) -> None:
+        """UserError for plans that repeat others, if rows are apart."""
+        if self.apart and plans.filler_n.any():
+            raise UserError("sim.batch_size: groups of equal episodes (algo=grpo) are stepped together; leave it out")
+        super().begin(ids, plans)
+
+    def _continue(self, stepped_N: Tensor, result: Advance) -> None:
+        """Count a control step of envs ``stepped_N``, and begin the next step, the next episode, or nothing."""
+        chunks, rows = self._chunks, stepped_N.nonzero().squeeze(-1)
+        at_n = chunks.num_steps_N[rows]
+        reward_N, ended_N = self._count(chunks, result, stepped_N)
+        chunks.reward_NE[rows, at_n] = reward_N[rows]
+        on_N = stepped_N & ~chunks.ended_N
+        self._done_N |= on_N & (chunks.num_steps_N == chunks.action_NEA.shape[1])
+        if ended_N is not None:
+            ended = ended_N.nonzero().squeeze(-1)
+            self._keep_final(ended_N)
+            self._starting_N |= ended_N
+            self.apart = True
+            self._stats.append(self._renew(ended, chunks))
+            self.apart = False
+        on = (on_N & ~self._done_N).nonzero().squeeze(-1)
+        if len(on):
+            self._begin_step(chunks.action_NEA[on, chunks.num_steps_N[on]], on.numpy())
+
+    def _begin_step(self, action_nA: Tensor, ids: Ints) -> None:
         (pool,) = self._pools
         pool.send(self._converted(action_nA), self._env_N[ids])
-
-    def collect(self, count: int) -> tuple[Ints, Advance]:
-        (pool,) = self._pools
-        arrays = pool.receive(count)
-        ids = arrays["info:env_id"].astype(np.int64)  # of the only pool, so they are those of the rows
-        return ids, self._result([(arrays, ids)])
-
-
-def envpool_seeds(plans: EpisodePlans) -> Ints:
-    """Return EnvPool's seed, at least 0 and below 2^31, for each of n plans: a function of env seed and incarnation."""
-    unit_n = EpisodeRng(plans.seed_n, plans.number_n // INCARNATION).uniform("envpool", 0.0, 1.0)
-    return (unit_n * 2**31).astype(np.int64)
 
 
 class EnvpoolFamily:
@@ -262,6 +136,4 @@ class EnvpoolFamily:
         layout = read_layout(id, task, cameras)
         if sim.batch_size is None:
             return EnvpoolEnv(layout, num_envs, num_threads)
-        env = RowByRowEnvpoolEnv(layout, num_envs, num_threads)
-        env.batch_size = min(sim.batch_size, num_envs)
-        return env
+        return RowByRowEnvpoolEnv(layout, num_envs, num_threads, min(sim.batch_size, num_envs))
