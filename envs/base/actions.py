@@ -28,9 +28,6 @@ def checked_chunk(action: Tensor, space: ActionSpace, num_envs: int) -> Tensor:
                 allowed = f"allowed: 0 to {count - 1}; nothing was executed"
                 raise ValueError(f"action: got {least} to {most}{where}, {allowed}")
         return action
-    low, high = torch.aminmax(action)
-    if float(low) >= -1.0 and float(high) <= 1.0:  # neither is true if a value is NaN
-        return action
     if not bool(torch.isfinite(action).all()):
         rows = (~torch.isfinite(action).flatten(1).all(-1)).nonzero().squeeze(-1)
         raise ValueError(f"action: NaN or infinite in env {rows[:5].tolist()}; nothing was executed")

@@ -146,19 +146,14 @@ class MujocoPool(EpisodicEnv):
         return step_result(self.task, broken_n)
 
     def observe(self, ids: Ints | None = None) -> Obs:
-        measured = self.non_model.observe(ids)
-        true = dict(self.task.privileged())
-        if measured is None or self.rig is not None:  # with cameras the task's terms are privileged
-            true |= self.task.observe()
-        if measured is None:
-            state = pack_terms(self.spec.state, {**self.arm.observe(), **true}, ids)
-        else:
-            state = pack_terms(self.spec.state, measured)
-        obs = {"state": state, "privileged": pack_terms(self.spec.privileged, true, ids)}
+        measured, true = self.non_model.observe(ids), {**self.task.privileged(), **self.task.observe()}
+        seen, rows = ({**self.arm.observe(), **true}, ids) if measured is None else (measured, None)
+        obs = {
+            "state": pack_terms(self.spec.state, seen, rows), "privileged": pack_terms(self.spec.privileged, true, ids),
+        }  # fmt: skip
         if self.rig is not None and self.observe_images:
             obs |= self.rig.render(ids, segmentation=self.observe_segmentation)
-            instruction_n = self.plans.instruction_n[slice(None) if ids is None else ids]
-            obs["instruction"] = torch.from_numpy(instruction_n.copy())
+            obs["instruction"] = self.task.instruction_N[slice(None) if ids is None else ids].clone()
         return obs
 
     def state_dict(self) -> dict[str, Tensor]:

@@ -72,22 +72,21 @@ class PolicyConnection:
         except UserError as error:
             raise ConnectionError(f"{self.url} is no policy server: {one_line(error)}") from None
 
-    def _exchange(self, message: bytes, deadline_s: float) -> str | bytes:
-        """Return the reply to a message, after one new connection if the present one is lost."""
-        for last in (False, True):
-            if self._connection is None:
-                self._connection = self._connect(deadline_s)
-            try:
-                self._connection.send(message)
-                return self._connection.recv(timeout=max(0.0, deadline_s - time.monotonic()))
-            except TimeoutError:
-                self.close()  # a late reply must not be taken for that of the next request
-                raise ConnectionError(f"{self.url} did not reply within {self.timeout_s:g} s") from None
-            except (ConnectionClosed, OSError) as error:
-                self._connection = None
-                if last:
-                    raise ConnectionError(f"{self.url} closed the connection twice: {one_line(error)}") from None
-        raise AssertionError("unreachable")
+    def _exchange(self, message: bytes, deadline_s: float, again: bool = True) -> str | bytes:
+        """Return the reply to a message, ``again`` after one new connection if the present one is lost."""
+        if self._connection is None:
+            self._connection = self._connect(deadline_s)
+        try:
+            self._connection.send(message)
+            return self._connection.recv(timeout=max(0.0, deadline_s - time.monotonic()))
+        except TimeoutError:
+            self.close()  # a late reply must not be taken for that of the next request
+            raise ConnectionError(f"{self.url} did not reply within {self.timeout_s:g} s") from None
+        except (ConnectionClosed, OSError) as error:
+            self._connection = None
+            if not again:
+                raise ConnectionError(f"{self.url} closed the connection twice: {one_line(error)}") from None
+        return self._exchange(message, deadline_s, again=False)
 
     def _connect(self, deadline_s: float) -> ClientConnection:
         """Connect and check the description of the server's policy."""
