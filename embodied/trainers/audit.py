@@ -7,7 +7,6 @@ claim passes with the reason. What there was no time for stays open.
 """
 
 import copy
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
@@ -112,11 +111,8 @@ class Audit:
     def iterate(self, runtime: Runtime) -> Metrics:
         """Make one iteration; return its metrics."""
         self.need(self.iteration_s)
-        stop, began = threading.Event(), time.monotonic()
-        iterations = runtime.iterations(stop_event=stop)
-        metrics = next(iterations).metrics
-        stop.set()
-        next(iterations, None)
+        began = time.monotonic()
+        metrics = next(runtime.iterations()).metrics
         self.iteration_s = max(self.iteration_s, time.monotonic() - began)
         return metrics
 
