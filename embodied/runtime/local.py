@@ -30,7 +30,7 @@ class LocalRuntime(OneProcess):
 
     def __init__(self, recipe: Recipe) -> None:
         super().__init__(recipe)
-        self._say = self.threads.board.set
+        self._say = self.threads.say
         self._requests: queue.SimpleQueue[ActRequest | None] = queue.SimpleQueue()
         self._replies: list[queue.SimpleQueue[ActReply | None]] = [queue.SimpleQueue() for _ in self.workers]
         self._snapshot = Snapshot()

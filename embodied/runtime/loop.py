@@ -145,7 +145,7 @@ class Runtime(AbstractContextManager["Runtime"], ABC):
     def collect(self) -> Sequence[Any]:
         """Return the next batch, sorted by worker and group: the one that other threads put into ``channel``."""
         version = self.learner.iteration
-        self.threads.board.set("learner", f"waits for the fragments of batch {version}")
+        self.threads.say("learner", f"waits for the fragments of batch {version}")
         self.learner.track.add("fragments", len(self.channel))
         try:
             return self.channel.take(version, self.learner.incarnation)

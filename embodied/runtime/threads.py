@@ -3,7 +3,7 @@
 torch slows down sharply when its threads share cores, the simulator does not. So each part sets the number of torch's
 threads for its own thread (``use``); docs/architecture.md has the table of all numbers.
 
-part ── board.set("env worker 0", "waits for actions of groups [1]") ──► Board ◄── watchdog (reads, warns)
+part ── say("env worker 0", "waits for the actor server") ──► ThreadGroup ◄── watchdog (reads, warns)
 part raises ──► ThreadGroup keeps the first exception ──► runs the stop callback ──► ``check`` raises it in the caller
 """
 
@@ -97,29 +97,11 @@ def using_idle_cores(own: int, everything: int, others_idle: Callable[[], bool])
         use(own)
 
 
-class Board:
-    """Present activity of each part, and its start. Setting costs a dictionary write."""
-
-    def __init__(self) -> None:
-        self._entries: dict[str, tuple[str, float]] = {}
-
-    def set(self, part: str, doing: str) -> None:
-        self._entries[part] = (doing, running_s())
-
-    def idle_s(self) -> float:
-        """Return the seconds since any part changed its activity; 0 if none has one."""
-        return running_s() - max((since for _, since in list(self._entries.values())), default=running_s())
-
-    def report(self) -> str:
-        now, entries = running_s(), sorted(self._entries.items())
-        return "\n".join(f"  {part} {doing} for {now - since:.1f} s" for part, (doing, since) in entries)
-
-
 class ThreadGroup:
     """Owner of a run's threads. on_stop: called once, at the first stop; it must end every wait."""
 
     def __init__(self, watchdog_s: float, on_stop: Callable[[], None]) -> None:
-        self.board = Board()
+        self._doing: dict[str, tuple[str, float]] = {}  # present activity of each part, and its start
         self.stopping = threading.Event()
         self._watchdog_s, self._on_stop = watchdog_s, on_stop
         self._lock = threading.Lock()
@@ -129,6 +111,10 @@ class ThreadGroup:
     @property
     def started(self) -> bool:
         return bool(self._threads)
+
+    def say(self, part: str, doing: str) -> None:
+        """Note the present activity of a part, for the watchdog. It costs a dictionary write."""
+        self._doing[part] = (doing, running_s())
 
     def spawn(self, name: str, run: Callable[[], None]) -> None:
         """Run ``run`` in a new thread; an exception in it stops all threads. The first thread starts the watchdog."""
@@ -175,12 +161,16 @@ class ThreadGroup:
             while thread.is_alive():
                 thread.join(10.0)
                 if thread.is_alive():
-                    log.warning("waiting for the thread '%s' to end\n%s", thread.name, self.board.report())
+                    log.warning("waiting for the thread '%s' to end\n%s", thread.name, self._report())
 
     def _watch(self) -> None:
         watchdog_s, reported_at = self._watchdog_s, 0.0
         while not self.stopping.wait(min(watchdog_s / 4, 1.0)):
-            idle_s = self.board.idle_s()
+            idle_s = running_s() - max((since for _, since in [*self._doing.values()]), default=running_s())
             if idle_s >= watchdog_s and running_s() - reported_at >= watchdog_s:
                 reported_at = running_s()
-                log.warning("no progress for %.0f s:\n%s", idle_s, self.board.report())
+                log.warning("no progress for %.0f s:\n%s", idle_s, self._report())
+
+    def _report(self) -> str:
+        now, entries = running_s(), sorted(self._doing.items())
+        return "\n".join(f"  {part} {doing} for {now - since:.1f} s" for part, (doing, since) in entries)

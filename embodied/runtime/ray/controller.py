@@ -73,7 +73,7 @@ class Controller:
     """States of a runtime's parts and groups. ``run`` is the thread; ``post`` and properties are for any thread."""
 
     def __init__(self, runtime: Runtime, config: RayConfig, creator: Creator) -> None:
-        self.config, self.creator, self.trace, self.board = config, creator, runtime.trace, runtime.threads.board
+        self.config, self.creator, self.trace, self._say = config, creator, runtime.trace, runtime.threads.say
         self.ledger, self.channel = runtime.ledger, runtime.channel
         self.roles = roles(config, len({worker for worker, _ in runtime.groups}))
         self.workers = [name for name, (kind, _) in self.roles.items() if kind == "env_worker"]
@@ -165,7 +165,7 @@ class Controller:
         for decision in decisions:
             name = decision.part
             if isinstance(decision, Start):
-                self.board.set(name, "starts")
+                self._say(name, "starts")
                 self._idle &= name != LEARNER  # a new one takes the others to be busy
                 processes = self.creator(*self.roles[name], self.prior_restarts[name] + decision.incarnation)
                 part = self.parts[name] = Part(decision.incarnation, processes)
@@ -186,7 +186,7 @@ class Controller:
         """End the processes of a part. Give back a worker's tickets; wake who waits for a batch for the learner."""
         part = self.parts.pop(name)
         assert part.incarnation == incarnation
-        self.board.set(name, "is replaced")
+        self._say(name, "is replaced")
         part.kill()
         self._dead_totals[name].update(part.totals)
         if name in self.workers:
@@ -269,7 +269,7 @@ class Controller:
             return
         self.parts[name].built = built
         self.supervision.started(name, incarnation, running_s())
-        self.board.set(name, "is up")
+        self._say(name, "is up")
         if all(map(self.supervision.is_up, [LEARNER, *self.servers])) and self.num_up >= self.needed_workers:
             self.ready.set()
 
@@ -278,7 +278,7 @@ class Controller:
             self.trace.add(name, pulse.spans)
         if self._seen.get(name) != (pulse.doing, pulse.done):
             self._seen[name] = (pulse.doing, pulse.done)
-            self.board.set(name, pulse.doing)
+            self._say(name, pulse.doing)
         self._carry_out(self.supervision.answered(name, incarnation, running_s(), pulse.busy_s))
 
     def _on_saved(self, slot: Slot, snapshot: Snapshot, name: str, incarnation: int, state: Any) -> None:
