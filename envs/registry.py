@@ -44,7 +44,8 @@ class Tasks(Registry["type[Task]"]):
         if wanted not in classes:
             raise unknown_name(f"class in {path}", wanted, tasks)
         if wanted not in tasks:
-            raise UserError(f"task {name}: the class must inherit Task (from {Task.__module__} import Task)")
+            needed = f"the class must inherit Task (from {Task.__module__} import Task)"
+            raise UserError(f"task {name}: {needed}; an environment of gymnasium is gym/<module>:<id>")
         build: type[Task] = tasks[wanted]
         if lacking := [part for part in PARTS if getattr(build, part, None) is getattr(Task, part, None)]:
             raise UserError(f"task {name}: the class lacks {', '.join(lacking)}")

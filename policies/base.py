@@ -16,7 +16,7 @@ from embodied.policies.networks import mlp
 from embodied.policies.normalizer import RunningNormalizer
 from embodied.policies.pixels import PixelEncoder
 
-SMALLEST_UNIT = 1e-6  # of values, for rewards that are all 0
+SMALLEST_UNIT = 1e-9  # of values, for rewards that are all 0
 SPACE_NAMES = {
     Box: "continuous actions (policy=gaussian, flow or vla)",
     Discrete: "choices between discrete actions (policy=categorical)",
@@ -38,7 +38,8 @@ class Critic(nn.Module):
     ) -> None:
         super().__init__()
         self.normalizer = RunningNormalizer(privileged_dim) if privileged_dim else None
-        self.network = mlp(inputs + privileged_dim, hidden, 1, activation, gain=1.0)
+        # In unknown units an output of 1 may be far above all returns, and the first targets contain the outputs.
+        self.network = mlp(inputs + privileged_dim, hidden, 1, activation, gain=0.0 if scaled else 1.0)
         self.register_buffer("unit", torch.ones(()) if scaled else None)
 
     def forward(self, inputs: Tensor, privileged: Tensor | None) -> Tensor:
@@ -54,12 +55,11 @@ class Critic(nn.Module):
         return value if self.unit is None else value * self.unit
 
     @torch.no_grad()
-    def change_unit(self, unit: Tensor, first: bool) -> None:
-        """Replace the unit, and scale the last layer so that no value changes; the first unit only shrinks outputs."""
+    def change_unit(self, unit: Tensor) -> None:
+        """Replace the unit, and scale the last layer so that no value changes."""
         assert self.unit is not None
-        factor = self.unit / unit
         for parameter in self.network[-1].parameters():
-            parameter.mul_(factor.clamp_max(1.0) if first else factor)
+            parameter.mul_(self.unit / unit)
         self.unit.copy_(unit)
 
 
@@ -121,7 +121,7 @@ class ActorCritic(Policy):
         if unit is None:
             return 1.0
         square = (1 - weight) * unit.square() + weight * rms.to(unit).square()
-        self.critic.change_unit(square.sqrt().clamp_min(SMALLEST_UNIT), first=weight == 1)
+        self.critic.change_unit(square.sqrt().clamp_min(SMALLEST_UNIT))
         return float(unit)
 
     def kl_divergence(self, p: Tensor, q: Tensor) -> Tensor:

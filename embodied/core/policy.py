@@ -58,8 +58,8 @@ class Policy(nn.Module):
     def scale_values(self, rms: Tensor, weight: float) -> float:
         """Fold the root mean square of a batch's value targets, a scalar, into the unit of the critic's network.
 
-        weight: of the batch, 1 for the first. No value changes, but too large values shrink at the first batch.
-        Return the unit, by whose square the value loss is divided; 1 for a critic without one.
+        weight: of the batch, 1 for the first. No value changes. Return the unit, by whose square the value loss is
+        divided; 1 for a critic without one.
         """
         return 1.0
 

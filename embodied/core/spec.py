@@ -299,6 +299,8 @@ class EnvSpec:
     """Descriptions, in words, of everything that a camera can show; empty if the images are not labelled."""
     assumed: tuple[str, ...] = ()
     """Which of ``control_dt_s`` and ``max_episode_steps`` the simulator does not state."""
+    images: tuple[str, ...] = ()
+    """Names of the cameras whose images the simulator's own observation has; the default cameras of its task."""
 
     @property
     def state_dim(self) -> int:

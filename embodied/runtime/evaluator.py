@@ -99,7 +99,7 @@ def summary(stats: EpisodeStats, spec: EnvSpec, seed: int) -> dict[str, Any]:
     result = {
         "task": spec.task,
         **rates(stats),
-        "return_mean": round(float(stats.return_M.double().mean()), 4),
+        "return_mean": rounded(float(stats.return_M.double().mean())),
         "episode_length_mean": round(float(stats.length_M.double().mean()), 4),
         "seed": seed,
     }
@@ -116,6 +116,11 @@ def summary(stats: EpisodeStats, spec: EnvSpec, seed: int) -> dict[str, Any]:
             if goals
         }
     return result
+
+
+def rounded(value: float) -> float:
+    """Return the value with four decimals, or with four digits if it is small."""
+    return round(value, 4) if abs(value) >= 1 else float(f"{value:.4g}")
 
 
 def rates(stats: EpisodeStats) -> dict[str, Any]:

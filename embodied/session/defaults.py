@@ -60,7 +60,7 @@ def compose_new(words: Mapping[str, Any], tell: Callable[[str], None] = lambda l
     if not isinstance(config.policy.options, PixelConfig):
         tell(f"policy={config.policy.name} → the defaults of our arm, in configs/train.yaml")
         return compose_run(words)
-    spec = spec_of(config)
+    spec = spec_of(config, chosen="policy.cameras" in words)
     policy = str(words.get("policy", "gaussian" if isinstance(spec.action, Box) else "categorical"))
     chosen = {"policy": policy, **words}
     if f"{policy}-{algo}" in recipes_of(task):
@@ -95,15 +95,17 @@ def _with_steps_of_init(words: Mapping[str, Any]) -> dict[str, Any]:
     return {"policy.denoise_steps": source.denoise_steps, **words} if hasattr(source, "denoise_steps") else dict(words)
 
 
-def spec_of(config: RunConfig) -> EnvSpec:
-    """Return the spec of the task with the cameras of the policy, or with all images if it observes nothing else."""
+def spec_of(config: RunConfig, chosen: bool = False) -> EnvSpec:
+    """Return the spec of the task with the cameras of the policy, or with all images that the task observes itself."""
     family, id = split_name(config.task.name)
     build, options = FAMILIES[family].build().spec, config.policy.options
     try:
-        return build(id, config.task.options, options.observed_cameras)
+        spec = build(id, config.task.options, options.observed_cameras)
+        images = () if chosen else spec.images
     except NeedsCameras as needed:
-        cameras = [CameraSpec.square(name, options.image_size) for name in needed.cameras]
-        return build(id, config.task.options, cameras)
+        images = needed.cameras
+    cameras = [CameraSpec.square(name, options.image_size) for name in images]
+    return build(id, config.task.options, cameras) if cameras else spec
 
 
 def recipes_of(task: str) -> Mapping[str, Any]:

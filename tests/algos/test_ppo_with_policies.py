@@ -76,6 +76,25 @@ def test_a_critic_that_scales_values_learns_rewards_of_any_size(unit: float) -> 
     torch.testing.assert_close(policy.value(obs), before, rtol=1e-4, atol=1e-4 * unit)
 
 
+def test_with_scaled_values_the_size_of_rewards_changes_the_unit_alone() -> None:
+    """From the first update on, in episodes that go on: their value targets contain values of the new critic."""
+    found = []
+    for size in (1.0, 2.0**-20):
+        torch.manual_seed(0)
+        entry = POLICIES["gaussian"]
+        policy = entry.build(SPEC, entry.config(**SIZES["gaussian"], scale_values=True))
+        algorithm = PPO(policy, PPOConfig(), seed=0, device=torch.device("cpu"))
+        for version in range(3):
+            fragment = rollout(policy, seed=version, version=version)
+            going_on = torch.zeros_like(fragment.terminated_TN)
+            algorithm.update(
+                [replace(fragment, terminated_TN=going_on, reward_TNE=size * fragment.reward_TNE)], version
+            )
+        found.append(dict(policy.named_parameters()) | {"unit": policy.critic.unit / size})
+    for name, weight in found[0].items():
+        torch.testing.assert_close(found[1][name], weight, rtol=1e-4, atol=1e-5, msg=name)
+
+
 def test_the_deployed_average_normalises_as_the_policy_does() -> None:
     entry = POLICIES["gaussian"]
     policy = entry.build(SPEC, entry.config(**SIZES["gaussian"]))

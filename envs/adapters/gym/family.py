@@ -93,6 +93,7 @@ class Gym:
             outcomes=(SUCCESS,) if found.source.success else (),
             repeats="none" if found.source.registration.nondeterministic else "all",
             assumed=tuple(name for name, value in stated.items() if not value),
+            images=tuple(images),
         )
 
     def make(

@@ -16,12 +16,13 @@ import gymnasium
 import numpy as np
 from gymnasium.envs.registration import EnvSpec as Registration
 from gymnasium.vector import AutoresetMode
+from numpy.typing import NDArray
 
 from embodied.core.errors import UserError, describe_error, nearest
 from embodied.core.spec import ActionSpace
 from embodied.envs.adapters.gym.results import WrongResult, advice, mask_of, reset_of, staying, step_of
-from embodied.envs.adapters.gym.source import SingleEnvView, Source, class_of
-from embodied.envs.adapters.gym.spaces import ActionCodec, Leaf, action_space_of, leaves_of
+from embodied.envs.adapters.gym.source import SingleEnvView, Source, class_of, close
+from embodied.envs.adapters.gym.spaces import ActionCodec, Leaf, action_space_of, check_names, leaves_of
 
 log = logging.getLogger(__name__)
 SUCCESS_KEYS = ("is_success", "success")  # of infos
@@ -71,6 +72,9 @@ def find(id: str) -> tuple[Registration, str | None]:
     UserError with the nearest name for an unknown id, with the command that installs it for a missing module.
     """
     module, _, name = id.rpartition(":")
+    if module.endswith(".py"):
+        named = module.removesuffix(".py").replace("/", ".")
+        raise UserError(f"task gym/{id}: give the module instead of its file, gym/{named}:{name}")
     package = next((p for p, ids in PACKAGES.items() if module == p or (not module and name.startswith(ids))), "")
     if package and name not in gymnasium.registry and find_spec(package) is None:
         install = f"pip install {package.replace('_', '-')}"
@@ -113,6 +117,7 @@ def _probe(id: str, kwargs: str, success_key: str | None, max_episode_steps: int
     env, is_vector = _built(source)
     try:
         leaves, action = tuple(leaves_of(env.observation_space)), action_space_of(env.action_space)
+        check_names(leaves)
         infos, step_s, has_mask = _first_steps(env, leaves)
         reported = set().union(*infos)
         success = success_key or next((key for key in SUCCESS_KEYS if key in reported), None)
@@ -120,7 +125,7 @@ def _probe(id: str, kwargs: str, success_key: str | None, max_episode_steps: int
             unseen = "task %s: no info of its first %d steps has '%s'; they have: %s"
             log.warning(unseen, name, PROBE_STEPS, success_key, ", ".join(sorted(reported)) or "nothing")
         source = replace(source, success=success, has_mask=has_mask)
-        can_render = "rgb_array" in (env.metadata.get("render_modes") or ())
+        can_render = "rgb_array" in (env.metadata.get("render_modes") or ()) and source.takes_render_mode
         return Probe(source, leaves, action, _dt_s(env), can_render, step_s, is_vector)
     except WrongResult as error:
         raise UserError(f"task {name} cannot be served: its class {class_of(env)} {error}") from error
@@ -129,7 +134,7 @@ def _probe(id: str, kwargs: str, success_key: str | None, max_episode_steps: int
     except (Exception, SystemExit) as error:  # an environment of others may raise anything
         raise UserError(f"task {name} fails in its first steps: {describe_error(error)}{advice(error)}") from error
     finally:
-        env.close()
+        close(env)
 
 
 def _built(source: Source) -> tuple[gymnasium.Env[Any, Any], bool]:
@@ -168,9 +173,15 @@ def _first_steps(env: gymnasium.Env[Any, Any], leaves: Sequence[Leaf]) -> tuple[
     observation, info = reset_of(env.reset(seed=0))
     infos, step_s, has_mask = [info], math.inf, mask_of(env, info) is not None
     env.action_space.seed(0)
+    before: dict[str, NDArray[Any]] = {}
+    blurred: set[str] = set()  # parts whose changes float32 loses
     for _ in range(PROBE_STEPS):
         for leaf in leaves:
-            leaf.value(observation)
+            value = leaf.value(observation).copy()
+            old = before.get(leaf.name, value)
+            if ((value != old) & (np.float32(value) == np.float32(old))).any():
+                blurred.add(leaf.name)
+            before[leaf.name] = value
         action, mask = env.action_space.sample(), mask_of(env, info)
         if mask is not None:  # the first choices that are allowed
             codec = ActionCodec(env.action_space)
@@ -183,6 +194,10 @@ def _first_steps(env: gymnasium.Env[Any, Any], leaves: Sequence[Leaf]) -> tuple[
         infos.append(info)
         if terminated or truncated:
             observation, info = reset_of(env.reset())
+    for name in sorted(blurred):
+        log.warning(
+            f"observation '{name}' changes by less than float32 can tell from {before[name].max():g}: center it"
+        )
     return infos, step_s, has_mask
 
 

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from embodied.core.errors import UserError, describe_error
 from embodied.envs.adapters.gym import results as checked
-from embodied.envs.adapters.gym.source import Source, class_of
+from embodied.envs.adapters.gym.source import Source, class_of, close
 from embodied.envs.adapters.gym.spaces import RENDER, ActionCodec, Leaf, Pixels, leaves_of, resized, shown
 
 Ints = NDArray[np.int64]
@@ -153,7 +153,7 @@ class LocalRows(EncodedRows):
 
     def close(self) -> None:
         for env in self.envs.values():
-            env.close()
+            close(env)
         self.envs = {}
 
     def failure(self, error: BaseException) -> UserError:
@@ -256,7 +256,7 @@ class VectorRows(EncodedRows):
             return np.stack([resized(shown(frame), width, height) for frame in self._frames()])
 
     def close(self) -> None:
-        self.env.close()
+        close(self.env)
 
     def failure(self, error: BaseException) -> UserError:  # nobody knows of which environment
         what = f"{error}" if isinstance(error, checked.WrongResult) else f"raised {describe_error(error)}"

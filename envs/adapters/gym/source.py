@@ -73,6 +73,15 @@ class Source:
                     log.info("task %s does not leave resets to us: %s", self.name, describe_error(error))
             return build()
 
+    @property
+    def takes_render_mode(self) -> bool:
+        """Whether what builds a single one, if anything does, has the argument ``render_mode``."""
+        creator: Any = self.registration.entry_point
+        if creator is None:
+            return True
+        parameters = inspect.signature(load_env_creator(creator) if isinstance(creator, str) else creator).parameters
+        return "render_mode" in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+
     @contextmanager
     def building(self) -> Iterator[None]:
         """Import what registers them, and turn whatever is raised in the block into UserError.
@@ -94,6 +103,14 @@ class Source:
         finally:
             if is_ours:
                 sys.modules["mujoco"].set_mju_user_warning(None)
+
+
+def close(env: Any) -> None:
+    """Close an environment. What it raises is logged, because nothing depends on it any more."""
+    try:
+        env.close()
+    except (Exception, SystemExit) as error:  # an environment of others may raise anything
+        log.warning("%s raised %s when it was closed", class_of(env), describe_error(error))
 
 
 @functools.cache

@@ -22,6 +22,8 @@ from embodied.core.spec import ActionSpace, ActionTerm, Box, CameraSpec, Discret
 from embodied.envs.adapters.gym.results import INTEGERS, NUMBERS, WrongResult, array_of
 
 RENDER = "render"  # camera that shows what the env renders for people
+BOUNDLESS = 1e15  # limits of an action that are no real ones, such as the largest float32
+MOST_CHOICES = 100_000  # of a choice in the state, where it is one-hot
 TIME = Term("time", 1)  # the state of an env that observes images alone: share of the time limit that has passed
 SMALLEST_IMAGE = 16  # pixels; a smaller array of bytes is a grid of numbers
 Pixels = NDArray[np.uint8]
@@ -217,8 +219,25 @@ def leaves_of(space: Any, name: str = "", path: tuple[Any, ...] = ()) -> Iterato
     if not isinstance(space, (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)):
         got = f"its observation '{leaf.name}' is a {type(space).__name__}, which is not a vector of a fixed size"
         raise UserError(f"{got}; allowed: Dict and Tuple of Box, Discrete, MultiDiscrete and MultiBinary")
+    if leaf.counts.sum() > MOST_CHOICES:
+        got = f"its observation '{leaf.name}' has {leaf.counts.sum():,} choices, allowed: {MOST_CHOICES:,}"
+        raise UserError(f"{got}, as each is an entry of the state; make it a Box of numbers")
     if leaf.size:
         yield leaf
+
+
+def check_names(leaves: Sequence[Leaf]) -> None:
+    """Raise UserError if two terms of the state, or two cameras, have one name."""
+    terms: dict[str, str] = {}
+    cameras = {RENDER: "the picture of render()"}
+    for leaf in leaves:
+        part, owners = "".join(f"[{key!r}]" for key in leaf.path), cameras if leaf.frames else terms
+        for name in leaf.frames or (leaf.name,):
+            if name in owners:
+                raise UserError(
+                    f"its observation{part} and {owners[name]} are both named '{name}' here: rename the former"
+                )
+            owners[name] = f"observation{part}"
 
 
 def terms_of(leaves: Sequence[Leaf]) -> tuple[Term, ...]:
@@ -252,7 +271,9 @@ def action_space_of(space: Any) -> ActionSpace:
         kind = f"{type(space).__name__} of {space.dtype}" if isinstance(space, spaces.Box) else type(space).__name__
         allowed = "a Box of floating-point numbers, Discrete, MultiDiscrete, MultiBinary"
         raise UserError(f"its actions are a {kind}; allowed: {allowed}")
-    if not bool((np.isfinite(space.low) & np.isfinite(space.high)).all()):
+    if not all(space.shape):
+        raise UserError(f"its actions are a Box of shape {list(space.shape)}, which has no entry")
+    if not bool((np.maximum(abs(space.low), abs(space.high)) < BOUNDLESS).all()):
         limits = f"low {space.low.min():g}, high {space.high.max():g}"
         cure = "give its action_space finite ones, or wrap it in gymnasium.wrappers.TransformAction"
         raise UserError(f"its actions have no limits ({limits}), so [-1, 1] cannot be scaled to them: {cure}")

@@ -1,0 +1,104 @@
+"""Environments of gymnasium that are odd, but within its interface: limits, names, sizes, constructors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from embodied.core.errors import UserError
+from embodied.envs import FAMILIES
+from embodied.envs.adapters.config import GymConfig, GymSimConfig
+from embodied.session.defaults import compose_new
+from tests.envs.toy_gym import Toy
+
+FAMILY = FAMILIES["gym"].build()
+VECTOR, IMAGE = spaces.Box(-1, 1, (2,)), spaces.Box(0, 255, (16, 16, 3), np.uint8)
+
+
+class Odd(Toy):
+    """Has the spaces that it is told, and observes random members of them."""
+
+    observation_space: Any = spaces.Dict({"goal": IMAGE, "arm": VECTOR})
+
+    def observation(self) -> Any:
+        return self.observation_space.sample()
+
+
+class Late(Odd):
+    """Observes the time as a number too large for float32."""
+
+    observation_space = spaces.Dict({"clock": spaces.Box(0, np.inf, (1,), np.float64), "arm": VECTOR})
+
+    def observation(self) -> Any:
+        return {"clock": np.array([1.7e9 + 0.05 * self.steps]), "arm": np.full(2, self.steps, np.float32)}
+
+
+class Plain(Odd):
+    """Names a render mode that its constructor does not take."""
+
+    def __init__(self) -> None:
+        super().__init__()
+
+
+class Clinging(Plain):
+    def close(self) -> None:
+        raise RuntimeError("the viewer is gone")
+
+
+def spec_of(kind: type[Odd], **attributes: Any) -> Any:
+    name = f"{kind.__name__}{len(gymnasium.registry)}-v0"
+    gymnasium.register(name, type(kind.__name__, (kind,), attributes), max_episode_steps=12)
+    return FAMILY.spec(name, GymConfig()), name
+
+
+def test_images_beside_a_state_are_observed_unless_cameras_are_chosen() -> None:
+    spec, name = spec_of(Odd)
+    assert spec.images == ("goal",)
+    assert compose_new({"task": f"gym/{name}"}).policy.options.cameras == ("goal",)
+    assert compose_new({"task": f"gym/{name}", "policy.cameras": []}).policy.options.cameras == ()
+
+
+SERVED_NOT = {
+    "a camera that is called as the picture for people": (
+        {"render": IMAGE, "arm": VECTOR},
+        None,
+        r"\['render'\].*rename",
+    ),
+    "two cameras of one name": ({"a_b": IMAGE, "a": spaces.Dict({"b": IMAGE})}, None, "both named 'a_b'"),
+    "two terms of one name": ({"a.b": VECTOR, "a": spaces.Dict({"b": VECTOR})}, None, "both named 'a.b'"),
+    "a choice of very many": ({"cell": spaces.Discrete(2**40)}, None, "1,099,511,627,776 choices"),
+    "limits that are none": ({"arm": VECTOR}, spaces.Box(-3.4e38, 3.4e38, (2,)), "no limits"),
+    "no entry": ({"arm": VECTOR}, spaces.Box(-1, 1, (0,)), r"shape \[0\]"),
+}
+
+
+@pytest.mark.parametrize("case", SERVED_NOT)
+def test_what_cannot_be_served_is_named(case: str) -> None:
+    observed, action, said = SERVED_NOT[case]
+    attributes = {"observation_space": spaces.Dict(observed)} | ({} if action is None else {"action_space": action})
+    with pytest.raises(UserError, match=said):
+        spec_of(Odd, **attributes)
+
+
+def test_numbers_that_float32_blurs_are_said(caplog: pytest.LogCaptureFixture) -> None:
+    spec_of(Late)
+    assert "'clock'" in caplog.text
+    assert "'arm'" not in caplog.text
+
+
+@pytest.mark.parametrize("kind", [Plain, Clinging])
+def test_pictures_and_closing_are_not_needed(kind: type[Odd], caplog: pytest.LogCaptureFixture) -> None:
+    _, name = spec_of(kind)
+    env = FAMILY.make(name, GymConfig(), num_envs=2, num_threads=1, sim=GymSimConfig())
+    assert env.film is None
+    env.close()
+    assert ("the viewer is gone" in caplog.text) == (kind is Clinging)
+
+
+def test_a_file_in_the_place_of_a_module_is_named() -> None:
+    with pytest.raises(UserError, match=r"gym/zoo:Reach-v0"):
+        FAMILY.spec("zoo.py:Reach-v0", GymConfig())
