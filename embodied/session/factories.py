@@ -29,6 +29,7 @@ from embodied.runtime.evaluator import MAX_EVAL_ENVS, evaluate
 from embodied.runtime.recipe import device_of
 from embodied.session.config import RunConfig, read_run, read_section, with_architecture
 from embodied.session.files import CONFIG_FILE
+from embodied.session.interface import check_interface
 
 
 def make_spec(config: RunConfig, cameras: Sequence[CameraSpec] | None = None) -> EnvSpec:
@@ -216,7 +217,9 @@ def load_checkpoint(run_dir: Path, name: str) -> checkpoint.Checkpoint:
 
 def load_policy(config: RunConfig, found: checkpoint.Checkpoint) -> Policy:
     """Build the run's policy with a checkpoint's weights, on the CPU. UserError if the weights do not fit."""
-    policy = make_policy(config, make_spec(config))
+    spec = make_spec(config)
+    check_interface(found.path.parents[1], spec)
+    policy = make_policy(config, spec)
     where = f"{found.path} does not fit the task and policy of this version of the code"
     weights = checkpoint.read_weights(found.state, where)
     checkpoint.check_weights(weights, policy.state_dict(), where)

@@ -26,8 +26,9 @@ from embodied.runtime.evaluator import trained_rates
 from embodied.runtime.loop import LearnerLost
 from embodied.session.command import Stopped, stop_on_signals
 from embodied.session.config import PRETRAINED, RunConfig, to_yaml
-from embodied.session.factories import settled
+from embodied.session.factories import make_spec, settled
 from embodied.session.files import CONFIG_FILE, Journal, check_new_dir, lock_run
+from embodied.session.interface import check_interface, keep_interface
 from embodied.session.kept_episodes import write_evaluation
 from embodied.session.trainer import Report, Trainer
 
@@ -69,6 +70,8 @@ class Session:
 
         UserError for a state that does not fit (nothing is written). Stopped after a signal (the state is saved).
         """
+        spec = make_spec(self.config)
+        check_interface(self.run_dir, spec)
         if self.found is not None:
             load_state(trainer, self.found)
             self.reached = self._reached(trainer)
@@ -81,6 +84,7 @@ class Session:
         if not self.reached:
             write_atomically(self.run_dir / CONFIG_FILE, to_yaml(self.config))
             keep_copy(self.config.task.name, self.run_dir)
+            keep_interface(self.run_dir, spec)
         if not (self.run_dir / PRETRAINED).exists():
             trainer.policy.save_architecture(self.run_dir / PRETRAINED)
         with ExitStack() as stack:

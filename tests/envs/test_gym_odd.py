@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -9,10 +10,14 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
+from embodied import eval as evaluate
+from embodied import train
 from embodied.core.errors import UserError
 from embodied.envs import FAMILIES
 from embodied.envs.adapters.config import GymConfig, GymSimConfig
+from embodied.envs.adapters.gym.probe import _probe
 from embodied.session.defaults import compose_new
+from tests.commands.helpers import run
 from tests.envs.toy_gym import Toy
 
 FAMILY = FAMILIES["gym"].build()
@@ -102,3 +107,20 @@ def test_pictures_and_closing_are_not_needed(kind: type[Odd], caplog: pytest.Log
 def test_a_file_in_the_place_of_a_module_is_named() -> None:
     with pytest.raises(UserError, match=r"gym/zoo:Reach-v0"):
         FAMILY.spec("zoo.py:Reach-v0", GymConfig())
+
+
+def test_a_run_is_refused_by_an_environment_with_other_limits(tmp_path: Path) -> None:
+    """Its actions would be scaled to the new limits without a word."""
+    name = spec_of(Odd, observation_space=VECTOR)[1]
+    words = [f"task=gym/{name}", "num_envs=2", "runtime.decisions=8", "eval_episodes=1", f"out={tmp_path / 'run'}"]
+    assert run(train.main, [*words, "total_steps=32", "runtime.eval_every=1000"]).code == 0
+    kind: Any = gymnasium.registry[name].entry_point
+    kind.action_space = spaces.Box(np.array([0.0, -3.0]), np.array([2.0, 5.0]), dtype=np.float64)
+    _probe.cache_clear()
+    for main, options in (
+        (train.main, [f"resume={tmp_path / 'run'}", "total_steps=64"]),
+        (evaluate.main, [f"run={tmp_path / 'run'}"]),
+    ):
+        outcome = run(main, options)
+        assert outcome.code == 2
+        assert "action 'action[0]' was 0 to 1, is 0 to 2" in outcome.stderr
