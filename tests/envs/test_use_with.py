@@ -9,6 +9,9 @@ from typing import Any
 
 import pytest
 
+from embodied import train
+from tests.commands.helpers import run
+
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "use_with.md"
 TEXT = PAGE.read_text()
 PROGRAMS = [
@@ -29,6 +32,9 @@ def test_a_program_of_the_page_runs(
         if importlib.util.find_spec(package) is None:
             pytest.skip(f"{package} is not installed: pip install -c constraints.txt -e '.[trainers]'")
     monkeypatch.chdir(tmp_path)
+    if "read_run" in program:
+        words = ["task=gym/Pendulum-v1", "total_steps=2048", "eval_episodes=1", "out=runs/pendulum"]
+        assert run(train.main, words).code == 0
     names: dict[str, Any] = {"__name__": "program"}
     steps = STEPS_WITH_CAMERAS if "cameras=" in program else STEPS
     exec(compile(re.sub(r"[13]00_000", str(steps), program), heading, "exec"), names)
