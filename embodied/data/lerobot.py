@@ -34,6 +34,7 @@ from embodied.data.images import decode_png, read_videos, reading
 VERSION = "v3.0"
 FILE = "chunk-000/file-000.parquet"
 STATE, ACTION, IMAGES, TASK = columns.NAMES["state"], columns.NAMES["action"], "observation.images", "task_index"
+FRAME = "frame_index"
 UNITS, RECORDED_WITH = "meta/units.json", "meta/recorded_with.json"
 DISTURBANCE, PLAN = "disturbance", "episode_plan"  # features of ``collect``: executed minus recorded action, and plan
 
@@ -44,7 +45,8 @@ def read(path: Path, keys: Mapping[str, Any] | None = None, cameras: Sequence[st
     keys: columns of ``state`` and ``action`` (by default observation.state and action), each a name or the options of
     ``Column``, which also convert the numbers. cameras: cameras whose images to decode, from
     observation.images.<camera>.
-    UserError for a missing data set, another version, missing features (it lists them), numbers that are not finite,
+    UserError for a missing data set, another version, missing features (it lists them), episodes that lack frames in
+    between, across which a chunk of actions would reach, numbers that are not finite,
     or images that are neither PNG files nor frames of videos, or of several sizes.
     """
     state, action = columns.columns_of(keys or {})
@@ -65,10 +67,13 @@ def read(path: Path, keys: Mapping[str, Any] | None = None, cameras: Sequence[st
         if kind not in ("image", "video"):
             raise UserError(f"data set {path}: {key} is of type {kind}, allowed: image and video")
         stored += [key] if kind == "image" else []
-    table = _frames(path, [state.name, action.name, *stored, "episode_index", TASK])
+    counted = [FRAME] if FRAME in features else []
+    table = _frames(path, [state.name, action.name, *stored, "episode_index", TASK, *counted])
     episode = torch.from_numpy(table["episode_index"].to_numpy().astype(np.int64))
     if len(episode) == 0 or bool((episode.diff() < 0).any()):
         raise UserError(f"data set {path}: frames must be there, and in the order of their episodes")
+    if counted:
+        _check_consecutive(table, episode, path)
     state_names, action_names = _names(features[state.name]), _names(features[action.name])
     instruction, instructions = _instructions(table, path)
     return Demonstrations(
@@ -161,6 +166,21 @@ def _frames(path: Path, wanted: Sequence[str]) -> pa.Table:
         if not files:
             raise ValueError("it has no data files, data/*/*.parquet")
         return pa.concat_tables([pq.read_table(file, columns=wanted) for file in files]).select(wanted)
+
+
+def _check_consecutive(table: pa.Table, episode_F: Tensor, path: Path) -> None:
+    """Raise UserError unless the frames of an episode are numbered one by one; they need not begin at 0."""
+    frames = torch.from_numpy(table[FRAME].to_numpy().astype(np.int64))
+    gaps = ((episode_F.diff() == 0) & (frames.diff() != 1)).nonzero().squeeze(1)
+    if not len(gaps):
+        return
+    row = first = int(gaps[0]) + 1
+    for file in sorted((path / "data").glob("*/*.parquet")):
+        if first < (count := pq.read_metadata(file).num_rows):
+            break
+        first -= count
+    gap = f"frame {int(frames[row])} follows frame {int(frames[row - 1])} in episode {int(episode_F[row])}"
+    raise UserError(f"data set {path}: {gap} of {file.relative_to(path)} ({FRAME} must rise by 1)")
 
 
 def _names(feature: Mapping[str, Any]) -> tuple[str, ...]:

@@ -64,6 +64,20 @@ def edit_info(path: Path, **values: object) -> None:
     file.write_text(json.dumps(json.loads(file.read_text()) | values))
 
 
+def test_an_episode_without_some_of_its_frames_is_refused_by_name(path: Path) -> None:
+    table = frames(path)
+    rest = pa.concat_tables([table.slice(1, 5), table.slice(8)])  # the first frame, and two within the second episode
+    pq.write_table(rest, path / "data" / "chunk-000" / "file-000.parquet")
+    with pytest.raises(UserError, match=r"frame 4 follows frame 1 in episode 1 of data/chunk-000/file-000.parquet"):
+        read(path)
+    pq.write_table(rest.slice(0, 3), path / "data" / "chunk-000" / "file-000.parquet")
+    pq.write_table(rest.slice(3), path / "data" / "chunk-000" / "file-001.parquet")
+    with pytest.raises(UserError, match=r"frame 4 follows frame 1 in episode 1 of data/chunk-000/file-001.parquet"):
+        read(path)
+    pq.write_table(rest.slice(5), path / "data" / "chunk-000" / "file-001.parquet")
+    assert len(read(path).episode_F) == 3 + len(rest) - 5
+
+
 def test_what_was_written_is_read(path: Path) -> None:
     data = read(path)
     episodes = [episode(length) for length in LENGTHS]
