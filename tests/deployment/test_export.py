@@ -7,6 +7,7 @@ import logging
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -23,8 +24,10 @@ from embodied.deployment.bundle.description import PARITY_FILE
 from embodied.deployment.bundle.format import load_arrays, read_bundle
 from embodied.deployment.bundle.runner import PolicyRunner, parity
 from embodied.deployment.bundle.torch_runner import PhysicalPlan
+from embodied.deployment.bundle.write import bundle_readme
 from embodied.envs import make_pool, make_sampler
 from embodied.policies.normalizer import RunningNormalizer
+from embodied.runtime.checkpoint import Checkpoint
 from embodied.session.deployed import exporting
 from embodied.session.factories import make_spec
 from tests.commands.helpers import SMALL as SMALL_RUN
@@ -125,6 +128,16 @@ def test_the_description_says_what_a_stranger_cannot_guess() -> None:
     assert set(readme.splitlines()) >= {f"- {note}" for note in bundle.notes}
     for meaning in meanings.values():
         assert meaning in readme
+
+
+def test_gradient_updates_are_not_called_control_steps(tmp_path: Path) -> None:
+    found = Checkpoint(tmp_path / "step_1778", 1778, {})
+    for options, steps in (({}, 1778), ({"algo": "sft", "data": "demos"}, 0)):
+        origin = exporting.origin_of(small_config("reach", "flow", **options), tmp_path, found)
+        assert (origin.env_steps, origin.checkpoint) == (steps, "step_1778")
+        readme = bundle_readme(replace(read_bundle(flow_bundle()), origin=origin))
+        assert ("Trained for 1,778 control steps" in readme) == bool(steps)
+        assert ("Trained by supervised learning alone;" in readme) != bool(steps)
 
 
 def test_a_rotation_is_the_first_two_columns_of_its_matrix() -> None:

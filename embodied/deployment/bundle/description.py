@@ -32,6 +32,7 @@ class Origin:
     checkpoint: str
     """Run directory, and the checkpoint in it."""
     env_steps: int
+    """Control steps that the checkpoint's run learned from; 0 after supervised learning."""
     success_at_end: float | None
     """Success of the run's last evaluation in simulation; None if it has none."""
     versions: dict[str, str]

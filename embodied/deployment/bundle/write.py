@@ -225,6 +225,7 @@ def bundle_readme(bundle: Bundle) -> str:
     """Return the text, which tells a person how to run the bundle and what goes in and out."""
     origin, gripper = bundle.origin, bundle.arm.gripper
     success = "not evaluated" if origin.success_at_end is None else f"{origin.success_at_end:.1%}"
+    how = f"for {origin.env_steps:,} control steps" if origin.env_steps else "by supervised learning alone"
     others = ", ".join(f"`{name}`" for name in InputSpec(bundle).shapes if name != "state")
     state, first = [], 0
     for term in bundle.state:
@@ -249,7 +250,7 @@ def bundle_readme(bundle: Bundle) -> str:
     return f"""\
 # {origin.task}: {origin.policy} policy for {bundle.robot}
 
-Trained for {origin.env_steps:,} control steps; success in simulation at the end of training: {success}.
+Trained {how}; success in simulation at the end of training: {success}.
 Exported from `{origin.run}`, checkpoint `{origin.checkpoint}`.
 
 ## Run

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 
+from embodied.algos.config import SupervisedConfig
 from embodied.core.device import CPU
 from embodied.core.execution import EvalRollout, obs_to
 from embodied.core.policy import Policy
@@ -56,4 +57,5 @@ def origin_of(config: RunConfig, run_dir: Path, found: Checkpoint) -> Origin:
     success = read_json(run_dir / "eval" / f"final_{found.env_steps}.json").get("success_at_end")
     versions = {name: version(name) for name in LIBRARIES}
     names = config.task.title, config.policy.name, str(run_dir), found.path.name
-    return Origin(*names, found.env_steps, success, versions)
+    env_steps = 0 if isinstance(config.algo.options, SupervisedConfig) else found.env_steps  # those are its updates
+    return Origin(*names, env_steps, success, versions)
