@@ -51,7 +51,7 @@ from embodied.deployment.control.loop import ControlLoop
 from embodied.deployment.control.safety import Limits, Safety
 from embodied.deployment.control.site import ask, site_of
 from embodied.deployment.options import DeployOptions
-from embodied.deployment.report import Deployment
+from embodied.deployment.report import Deployment, claimed
 from embodied.deployment.robots.setup import map_robot
 from embodied.deployment.serving.protocol import read_api_key, require_packages
 from embodied.deployment.validation import parse_words
@@ -68,7 +68,7 @@ def deploy(argv: Sequence[str]) -> dict[str, Any]:
         if options.propose_mapping or options.confirm_mapping is not None:
             return map_robot(options, bundle)
         options.check_fits(bundle)
-        with interrupt_on_signals():
+        with interrupt_on_signals(), claimed(options.report):
             return run_episodes(options, path, bundle)
     except ConnectionError as error:
         raise UserError(str(error)) from error

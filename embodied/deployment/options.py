@@ -4,7 +4,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from ipaddress import ip_address
 from math import inf
-from pathlib import Path
 from typing import ClassVar, Literal
 
 from embodied.core.errors import UserError, unknown_name
@@ -68,8 +67,6 @@ class DeployOptions(Options):
             raise UserError("mapping: robot=sim has the names and units of its bundle, and needs none")
         if self.propose_mapping and self.confirm_mapping is not None:
             raise UserError("propose_mapping and confirm_mapping: give one; between them a person looks at the picture")
-        if self.report is not None and Path(self.report).exists():
-            raise UserError(f"report={self.report} exists; give a new directory")
 
 
 @dataclass(frozen=True)

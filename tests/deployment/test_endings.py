@@ -18,7 +18,7 @@ import pytest
 
 from embodied import deploy as deploy_command
 from embodied.deployment.bundle.format import read_bundle
-from embodied.deployment.report import load_episodes
+from embodied.deployment.report import claimed, load_episodes
 from embodied.deployment.robots.mapping import RobotMapping, write_mapping
 from tests.commands.helpers import Outcome, run
 from tests.commands.terminal import start_on_terminal
@@ -123,6 +123,38 @@ def test_a_driver_that_hangs_on_the_way_home_is_a_failure(tmp_path: Path) -> Non
     assert "hung" in (tmp_path / "report" / "interventions.jsonl").read_text()
 
 
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        ("gone", "the robot is not connected any more"),
+        ("lacks", "the robot's observation lacks elbow.pos, for 1 s"),
+        ("array", "the robot's observation has [1.0, 2.0] as elbow.pos, needed a number, for 1 s"),
+        ("none", "the robot's observation lacks base.pos, for 1 s"),
+        ("mute", "the robot's answer to send_action lacks base.pos"),
+        ("frozen", "the measured joints stay the same, to the last digit, while targets move, for 1 s"),
+    ],
+)
+def test_a_driver_that_answers_wrongly_is_named_and_the_arm_holds(tmp_path: Path, fault: str, said: str) -> None:
+    pose = [*HOME_DEG]
+    pose[1] += 20.0
+    outcome = drive(tmp_path, fault=fault, fails_after=9, pose_deg=pose)
+    assert (outcome.code, outcome.stderr.splitlines()[-1]) == (2, f"error: {said}")
+    assert outcome.result["error"] == result_of(tmp_path)["error"] == said
+    assert ("the robot does not move home: it is not connected" in outcome.stderr) == (fault == "gone")
+    assert "Traceback" not in outcome.stderr
+    sent = commands(tmp_path)
+    assert len(sent) < 15 if fault in ("gone", "mute") else sent[-10:] == sent[-1:] * 10
+
+
+def test_an_arm_that_does_not_come_home_is_a_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("embodied.deployment.control.site.MAX_S", 0.5)
+    pose = [*HOME_DEG]
+    pose[1] += 20.0
+    outcome = drive(tmp_path, pose_deg=pose, follow=0.2)
+    assert outcome.code == 2
+    assert "did not reach its default pose" in outcome.result["error"]
+
+
 # -- measurements ------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("stamp", "said"),
@@ -155,6 +187,18 @@ def test_fresh_numbers_drive_the_arm(tmp_path: Path) -> None:
     outcome = drive(tmp_path, "home=false", stamp="fresh")
     assert outcome.code == 0, outcome.stderr
     assert "stale" not in outcome.result["interventions_by_kind"]
+
+
+def test_a_report_has_one_deployment_and_a_refused_one_leaves_no_directory(tmp_path: Path) -> None:
+    with claimed(str(tmp_path / "report")):
+        second = drive(tmp_path)
+    assert second.code == 2
+    assert "exists; give a new directory" in second.stderr.splitlines()[-1]
+    assert not (tmp_path / "report").exists()
+    write_mapping(tmp_path / "toy.json", toy_mapping())
+    words = [f"bundle={reach_bundle()}", TOY, f"mapping={tmp_path / 'toy.json'}", f"report={tmp_path / 'report'}"]
+    assert run(deploy_command.main, words).code == 2  # nobody confirmed the mapping
+    assert not (tmp_path / "report").exists()
 
 
 # -- starts ------------------------------------------------------------------------------------------------------------

@@ -58,7 +58,7 @@ class Faulty(SimRobot):
 
     blind: range = range(0)
     broken: str = ""
-    reads: float = float("nan")
+    reads: Any = float("nan")
 
     def begin(self, **faults: Any) -> None:
         self.reset(0, 0)
@@ -100,6 +100,19 @@ def test_a_sensor_that_fails_for_a_moment_holds_the_robot(robot: Faulty, broken:
     held = robot.commands[4:8]  # of the last observation before, and of the three blind ones
     assert all(command == held[0] for command in held)
     assert all(np.isfinite([*command.values()]).all() for command in robot.commands)
+
+
+@pytest.mark.parametrize("reads", [None, [0.1, 0.2]])
+def test_a_number_that_is_missing_for_a_moment_holds_the_robot_but_nothing_begins_without(
+    robot: Faulty, reads: Any
+) -> None:
+    robot.begin(broken="cube_pos[1]", reads=reads, blind=range(7, 10))
+    record = loop_on(robot).run(steps=12)
+    assert (record.reason, len(record.steps), record.interventions["lacking"]) == ("time limit", 12, 1)
+    robot.begin(broken="cube_pos[1]", reads=reads, blind=range(2, 10))
+    with pytest.raises(UserError, match=r"the robot's observation .*cube_pos\[1\]"):
+        loop_on(robot).run(steps=12)
+    assert robot.commands == []
 
 
 def test_a_measurement_far_from_training_holds_the_robot_but_not_at_the_beginning(robot: Faulty) -> None:

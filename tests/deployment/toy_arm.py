@@ -24,7 +24,9 @@ class ToyConfig:
     """Observations after which the connection breaks; 0: never."""
     fault: str = "unplugged"
     """How it breaks: ``unplugged``, ``io`` (its port fails), ``bug`` (of the driver), ``stale`` (old numbers), ``send``
-    (it can only be observed) or ``hang`` (it answers ``hang_s`` later)."""
+    (it can only be observed), ``hang`` (it answers ``hang_s`` later), ``gone`` (it answers, but is not connected),
+    ``frozen`` (always the same numbers), ``lacks``, ``array`` and ``none`` (of a number, or of all), or ``mute``
+    (commands are not answered)."""
     hang_s: float = 2.0
     """How long it hangs."""
     stamp: str = ""
@@ -86,7 +88,13 @@ class ToyArm:
         if self.config.fails_after and self.observations > self.config.fails_after:
             if self.config.fault == "stale":
                 return self._observed() | {"timestamp": time.monotonic() - 3.0}
-            if self.config.fault == "send":
+            wrong = {"lacks": {"elbow.pos": None}, "array": {"elbow.pos": [1.0, 2.0]}}
+            if self.config.fault in ("send", "mute", "frozen", *wrong):
+                return self._observed() | wrong.get(self.config.fault, {})
+            if self.config.fault == "none":
+                return None  # type: ignore[return-value]
+            if self.config.fault == "gone":
+                self._open = False
                 return self._observed()
             if self.config.fault == "hang":
                 self.config.fails_after = 0
@@ -116,7 +124,8 @@ class ToyArm:
         if self.config.journal is not None:
             with open(self.config.journal, "a") as file:
                 file.write(json.dumps(self._target) + "\n")
-        return dict(self._target)
+        muted = self.config.fault == "mute" and self.observations > self.config.fails_after
+        return None if muted else dict(self._target)  # type: ignore[return-value]
 
     def disconnect(self) -> None:
         self._open = False

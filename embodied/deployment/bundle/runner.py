@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from embodied.core.errors import UserError, one_line, unknown_name
 from embodied.deployment.bundle.description import PARITY_FILE, POLICY_FILE, Bundle
 from embodied.deployment.bundle.format import load_arrays, read_bundle
-from embodied.deployment.control.arm import Unusable
+from embodied.deployment.robots.base import Unusable
 from embodied.deployment.validation import MAX_MESSAGE
 
 OUTPUT_PREFIX = "output/"  # of the recorded outputs in parity.npz; the other arrays are inputs

@@ -11,18 +11,7 @@ from embodied.core.arm import ArmLaw, Array, Chain, ToolPose
 from embodied.core.errors import UserError
 from embodied.core.spec import ActionTerm, ArmSpec
 from embodied.deployment.bundle.description import Bundle
-from embodied.deployment.robots.base import GRIPPER, Observation, age, joint_names
-
-
-class Unusable(UserError):
-    """A measurement that no plan may be made from, but that may pass: the robot holds meanwhile.
-
-    kind: of the intervention (``Intervention.kind``), ``not finite``, ``range`` or ``stale``.
-    """
-
-    def __init__(self, kind: str, message: str) -> None:
-        super().__init__(message)
-        self.kind = kind
+from embodied.deployment.robots.base import GRIPPER, Observation, Unusable, age, joint_names, number
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +70,7 @@ class StateBuilder:
     def state(
         self, observation: Mapping[str, Any], finger_target_m: float, joint_target_J: Array | None = None
     ) -> NDArray[np.float32]:
-        """Return the state [S], physical units. UserError for a missing entry, Unusable for one that is not finite.
+        """Return the state [S], physical units. Unusable for an entry that is missing or not finite.
 
         joint_target: the last joint targets that were sent; None: there are none yet.
         """
@@ -100,13 +89,23 @@ class StateBuilder:
                 parts[term.name] = term.derive(parts)
         return np.concatenate([parts[term.name] for term in self.bundle.state]).astype(np.float32)
 
+    def images(self, observation: Mapping[str, Any]) -> dict[str, NDArray[np.uint8]]:
+        """Return a copy of the image of each camera, [height, width, 3]. Unusable without it."""
+        found = {camera.name: np.array(observation.get(camera.name)) for camera in self.bundle.cameras}
+        for camera in self.bundle.cameras:
+            if (got := found[camera.name].shape) != (camera.height, camera.width, 3):
+                what = f"{camera.height} x {camera.width} x 3, of camera '{camera.name}'; got {list(got)}"
+                raise Unusable("lacking", f"the robot's observation lacks the image, {what}")
+        return found
+
     @staticmethod
     def _numbers(observation: Mapping[str, Any], names: list[str]) -> Array:
-        """Return the named numbers as float64; UserError for a missing one, Unusable for one that is not finite."""
+        """Return the named numbers as float64; Unusable for one that is missing or not finite."""
         missing = [name for name in names if name not in observation]
         if missing:
-            raise UserError(f"the robot's observation lacks {', '.join(missing)}; it has {', '.join(observation)}")
-        values = np.array([float(observation[name]) for name in names])
+            has = f"(it has {', '.join(observation)})"
+            raise Unusable("lacking", f"the robot's observation lacks {', '.join(missing)} {has}")
+        values = np.array([number(observation, name) for name in names])
         bad = [name for name, finite in zip(names, np.isfinite(values), strict=True) if not finite]
         if bad:
             raise Unusable("not finite", f"the robot's observation is not finite in {', '.join(bad)}")

@@ -20,12 +20,12 @@ from numpy.typing import NDArray
 from embodied.core.errors import UserError
 from embodied.deployment.bundle.description import Bundle
 from embodied.deployment.bundle.runner import InputSpec
-from embodied.deployment.control.arm import ArmController, Measurement, StateBuilder, Unusable
+from embodied.deployment.control.arm import ArmController, Measurement, StateBuilder
 from embodied.deployment.control.inference import Clock, Inference
 from embodied.deployment.control.safety import Safety, Watchdog
 from embodied.deployment.control.schedule import PlanRequest, Schedule, ticks_per_step
 from embodied.deployment.report import EpisodeRecord, Step
-from embodied.deployment.robots.base import GRIPPER, Robot, age, joint_names
+from embodied.deployment.robots.base import GRIPPER, Robot, Unusable, age, joint_names
 
 Array = NDArray[np.float64]
 PATIENCE = 0.9  # share of its period that a tick may wait for its chunk
@@ -158,11 +158,13 @@ class EpisodeRun:
         loop, record, action, state = self.loop, self.record, None, None
         try:
             measured = self._observe()
+            self.safety.check_moves(measured.qpos, measured.time_s)
             if self.phase == 0:
+                images = loop.builder.images(measured.observation)
                 state = loop.builder.state(measured.observation, self.finger_m, self.safety.hold()[0])
                 loop.inputs.check_range(state[None])
         except Unusable as error:
-            if error.kind == "range" and not record.steps:
+            if error.kind in ("range", "lacking") and not record.steps:
                 raise
             record.waited_ticks += 1
             now_s = self.clock.now()
@@ -186,7 +188,6 @@ class EpisodeRun:
         self.phase += 1
         target = self._apply(self._targets(), self.finger_m, measured)
         if state is not None and action is not None:
-            images = {camera.name: np.array(measured.observation[camera.name]) for camera in loop.bundle.cameras}
             record.steps.append(Step(measured.time_s - self.began_s, state, images, action, measured.qpos, target))
         record.steps[-1].target = target
         if self.phase == loop.ticks_per_step:
@@ -223,10 +224,8 @@ class EpisodeRun:
         seeded = self.loop.noise == "seeded"
         noise = self.random.standard_normal(shape, np.float32) if seeded else np.zeros(shape, np.float32)
         inputs: dict[str, NDArray[Any]] = {"state": start.state, "noise": noise}
-        for camera in bundle.cameras:
-            if camera.name not in start.measured.observation:
-                raise UserError(f"the robot's observation lacks the image of camera '{camera.name}'")
-            inputs[f"images.{camera.name}"] = np.asarray(start.measured.observation[camera.name])
+        images = self.loop.builder.images(start.measured.observation)
+        inputs |= {f"images.{name}": image for name, image in images.items()}
         if bundle.cameras and bundle.instructions:
             inputs["instruction"] = np.array(self.instruction, np.int64)
         if bundle.max_delay:
@@ -258,10 +257,15 @@ class EpisodeRun:
             self._request(start)
 
     def _observe(self, watched: bool = True) -> Measurement:
-        """Return the newest observation. Unusable if old or not finite; RobotHangs if ``watched`` and it came late."""
+        """Return the newest observation. Unusable if old or not finite; RobotHangs if ``watched`` and it came late.
+
+        ConnectionError if the robot says that it is not connected, whatever its driver still answers.
+        """
         observation, builder = self.loop.robot.get_observation(), self.loop.builder
         if watched:
             self.watchdog.answered("get_observation")
+        if not self.loop.robot.is_connected:
+            raise ConnectionError("the robot is not connected any more")
         now_s = self.clock.now()
         self.safety.limits.check_age(age(observation, now_s))
         return Measurement(observation, now_s, builder.qpos(observation), builder.qvel(observation))

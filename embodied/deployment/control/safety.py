@@ -23,8 +23,8 @@ import numpy as np
 from embodied.core.arm import Array, Chain
 from embodied.core.errors import UserError
 from embodied.core.spec import ArmSpec
-from embodied.deployment.control.arm import Unusable
 from embodied.deployment.control.inference import Clock
+from embodied.deployment.robots.base import Unusable
 
 LOG = logging.getLogger("embodied.deployment")
 LOGGED = 100_000  # interventions that are kept; the counts go on
@@ -33,6 +33,7 @@ RAMP_START = 0.1  # share of max_lead at the beginning
 LEADS, LEADS_START = 2.0, 0.3  # of targets that add to the last ones: factor of max_lead, and RAMP_START
 FUTURE_S = 0.02  # how far ahead of this computer's clock a time stamp may be
 BLIND_S = 1.0  # longest time without an observation that can be used
+FROZEN_S, FROZEN_MOVE = 1.0, 0.03  # longest time without a change of the joints once targets have moved, rad or m
 HANGS_S = 1.0  # longest time between two answers of the robot, beyond the period of the loop
 
 
@@ -93,9 +94,9 @@ class Intervention:
     time_s: float
     """When, s since then began."""
     kind: str
-    """``lead``, ``position``, ``gripper``, ``workspace``, ``velocity``, ``stale``, ``not finite``, ``range`` (far from
-    what training saw), ``missed``, ``hung`` (nobody answered), ``stopped`` (a person did), ``robot`` (it sent other
-    targets on)."""
+    """``lead``, ``position``, ``gripper``, ``workspace``, ``velocity``, ``stale``, ``not finite``, ``lacking`` (there
+    is no such number or image), ``frozen`` (joints do not change), ``range`` (far from what training saw), ``missed``,
+    ``hung`` (nobody answered), ``stopped`` (a person did), ``robot`` (it sent other targets on)."""
     detail: str
 
 
@@ -111,6 +112,8 @@ class Safety:
         self._sent: tuple[Array, float] | None = None
         self._before, self._kinds = set[str](), set[str]()  # of interventions in the command before, and in this one
         self._blind_since_s: float | None = None
+        self._seen: tuple[Array, Array] | None = None  # joints when they last changed, and their targets then
+        self._moved_s: float | None = None  # when the targets had moved since
 
     def start(self, qpos_J: Array, finger_m: float, now_s: float, during: str = "episode", age_s: float = 0.0) -> None:
         """Begin an episode at a pose measured ``age_s`` seconds ago, which becomes the pose to hold.
@@ -130,7 +133,7 @@ class Safety:
             where = f"{self.arm.joints[i].name} is at {qpos_J[i]:.4g}, outside of its limits {ends}"
             raise UserError(f"{where}: are these degrees, or is its sign or offset wrong?")
         self._during, self._began_s, self._blind_since_s = during, now_s, None
-        self._kinds = set()
+        self._kinds, self._seen = set(), None
         self._commit(self._within_limits(qpos_J), self._within_stroke(finger_m))
 
     @property
@@ -148,12 +151,25 @@ class Safety:
         assert self._sent is not None, "start() comes first"
         return self._sent
 
+    def check_moves(self, qpos_J: Array, now_s: float) -> None:
+        """Raise Unusable for measured joints that are the same, to the last digit, FROZEN_S after their targets moved.
+
+        The robot ignores its commands, or its driver gives old numbers.
+        """
+        targets = self.hold()[0]
+        if self._seen is None or not np.array_equal(qpos_J, self._seen[0]):
+            self._seen, self._moved_s = (qpos_J, targets), None
+        elif self._moved_s is None and np.abs(targets - self._seen[1]).max() > FROZEN_MOVE:
+            self._moved_s = now_s
+        if self._moved_s is not None and now_s - self._moved_s > FROZEN_S:
+            raise Unusable("frozen", "the measured joints stay the same, to the last digit, while targets move")
+
     def hold_blind(self, error: Unusable, now_s: float) -> tuple[Array, float]:
-        """Return the last targets for an observation that cannot be used. UserError after BLIND_S of such ones."""
+        """Return the last targets for an observation that cannot be used. Unusable after BLIND_S of such ones."""
         self._now_s = now_s
         self._blind_since_s = now_s if self._blind_since_s is None else self._blind_since_s
         if now_s - self._blind_since_s > BLIND_S:
-            raise UserError(f"{error}, for {BLIND_S:g} s")
+            raise Unusable(error.kind, f"{error}, for {BLIND_S:g} s")
         self._intervene(error.kind, str(error))
         return self._commit(*self.hold())
 

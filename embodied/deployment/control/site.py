@@ -26,7 +26,7 @@ from embodied.deployment.bundle.format import read_simulation
 from embodied.deployment.control.inference import Clock
 from embodied.deployment.control.safety import Safety, Watchdog
 from embodied.deployment.options import DeployOptions
-from embodied.deployment.robots.base import GRIPPER, Robot, age, connected, joint_names, joint_values
+from embodied.deployment.robots.base import GRIPPER, Robot, Unusable, age, connected, joint_names, joint_values
 from embodied.deployment.robots.setup import mapped
 from embodied.deployment.robots.sim import SimRobot
 
@@ -180,20 +180,28 @@ def move_home(
     began_s = clock.now()
     safety.start(qpos, finger_m, began_s, "the way home", age_s)
     target = qpos
+    fault: Unusable | None = None
     for tick in range(1, round(MAX_S / PERIOD_S)):
         stopped = stop()
         if stopped:
             target = qpos
         elif not safety.blind:
             target = target + np.clip(home - target, -step, step)
-        sent, finger = safety.filter(target, finger_m, qpos, qvel, clock.now(), age_s)
+        if fault is None:
+            sent, finger = safety.filter(target, finger_m, qpos, qvel, clock.now(), age_s)
+        else:
+            sent, finger = safety.hold_blind(fault, clock.now())
         robot.send_action({**dict(zip(names, map(float, sent), strict=True)), GRIPPER: finger})
         watchdog.answered("send_action")
         if stopped:
             safety.report("stopped", "a person stopped the robot on its way home", clock.now())
             return False
         clock.sleep_until(began_s + tick * PERIOD_S)
-        qpos, qvel, age_s = measured()
+        try:
+            (qpos, qvel, age_s), fault = measured(), None
+            safety.check_moves(qpos, clock.now())
+        except Unusable as error:
+            fault = error
         if np.abs(qpos - home).max() < near:
             return True
     return False

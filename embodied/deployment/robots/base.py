@@ -23,7 +23,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from embodied.core.errors import UserError
+from embodied.core.errors import UserError, one_line
 from embodied.core.spec import ArmSpec
 
 Observation = dict[str, Any]  # numbers and images by name
@@ -76,9 +76,32 @@ def joint_values(arm: ArmSpec, observation: Observation, quantity: str = "pos") 
     return np.array([float(observation[name]) for name in joint_names(arm, quantity)])
 
 
+class Unusable(UserError):
+    """A measurement that no plan may be made from, but that may pass: the robot holds meanwhile.
+
+    kind: of the intervention (``Intervention.kind``), such as ``not finite``, ``lacking`` or ``stale``.
+    """
+
+    def __init__(self, kind: str, message: str) -> None:
+        super().__init__(message)
+        self.kind = kind
+
+
+def number(found: Any, name: str, whose: str = "observation") -> float:
+    """Return a number by name, which may be NaN. Unusable if it is missing or no number: drivers give anything."""
+    value = found.get(name) if isinstance(found, Mapping) else found
+    if value is None:
+        raise Unusable("lacking", f"the robot's {whose} lacks {name}")
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        got = one_line(value)[:40]
+        raise Unusable("lacking", f"the robot's {whose} has {got} as {name}, needed a number") from None
+
+
 def age(observation: Observation, now_s: float) -> float:
     """Return the age of an observation, s; 0 without its ``timestamp``, negative for a time in the future."""
-    return now_s - float(observation["timestamp"]) if "timestamp" in observation else 0.0
+    return now_s - number(observation, "timestamp") if "timestamp" in observation else 0.0
 
 
 def load_robot(name: str, options: Mapping[str, Any]) -> Robot:

@@ -17,7 +17,7 @@ from typing import Any, Literal
 from embodied.core.errors import UserError, unknown_name
 from embodied.core.spec import ArmSpec
 from embodied.deployment.bundle.format import read_json
-from embodied.deployment.robots.base import GRIPPER, Action, Observation, Robot
+from embodied.deployment.robots.base import GRIPPER, Action, Observation, Robot, number
 from embodied.deployment.validation import from_json
 
 Unit = Literal["rad", "deg", "m", "mm", "percent"]
@@ -173,10 +173,13 @@ class MappedRobot:
         self.robot.calibrate()
 
     def get_observation(self) -> Observation:
-        """Return the newest measurements. Velocities that the robot lacks are differences, 0 until DIFFERENCE_S."""
+        """Return the newest measurements. Velocities that the robot lacks are differences, 0 until DIFFERENCE_S.
+
+        Unusable if a number of the mapping is missing.
+        """
         theirs = self.robot.get_observation()
         now_s = time.monotonic()
-        ours = {name: entry.from_robot(float(theirs[entry.name])) for name, entry in self._entries.items()}
+        ours = {name: entry.from_robot(number(theirs, entry.name)) for name, entry in self._entries.items()}
         while len(self._before) > 1 and now_s - self._before[1][0] >= DIFFERENCE_S:
             self._before.popleft()
         before_s, before = self._before[0] if self._before else (now_s, ours)
@@ -184,7 +187,7 @@ class MappedRobot:
         for joint, entry in self.mapping.joints.items():
             position, speed = f"{joint}.pos", 0.0
             if entry.velocity is not None:
-                speed = entry.factor * float(theirs[entry.velocity])
+                speed = entry.factor * number(theirs, entry.velocity)
             elif now_s - before_s >= DIFFERENCE_S:
                 speed = (ours[position] - before[position]) / (now_s - before_s)
             found[f"{joint}.vel"] = speed
@@ -192,10 +195,10 @@ class MappedRobot:
         return found | self._others(theirs)
 
     def send_action(self, action: Action) -> Action:
-        """Command position targets in our units; return what the robot says that it sent."""
+        """Command position targets in our units; return what the robot says that it sent. Unusable if it does not."""
         theirs = {entry.name: entry.to_robot(action[name]) for name, entry in self._entries.items()}
-        sent = self.robot.send_action(theirs)
-        return {name: entry.from_robot(float(sent[entry.name])) for name, entry in self._entries.items()}
+        sent, whose = self.robot.send_action(theirs), "answer to send_action"
+        return {name: entry.from_robot(number(sent, entry.name, whose)) for name, entry in self._entries.items()}
 
     def disconnect(self) -> None:
         self.robot.disconnect()

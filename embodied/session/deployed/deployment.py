@@ -20,6 +20,7 @@ from embodied.deployment.control.safety import RobotHangs
 from embodied.deployment.control.site import MAX_S, EmergencyKey, Site, move_home
 from embodied.deployment.options import DeployOptions
 from embodied.deployment.report import EPISODES, PAGE, Deployment, save_episode, write_report
+from embodied.deployment.robots.base import Unusable
 from embodied.session.command import Failed, Stopped, stop_on_signals
 
 FILM, FILM_FPS = "video.mp4", 10
@@ -106,13 +107,18 @@ class DeploymentRun:
         """Move the robot home if a policy has moved it. StoppedOnTheWayHome if the key was pressed.
 
         The robot stays where it is after the emergency key, after the driver crashed or did not answer, and if an
-        episode was refused before the first control step: the mapping may read another pose.
+        episode was refused before the first control step: the mapping may read another pose. UserError if the way home
+        is not possible, or does not end there.
         """
         robot, key, first = self.site.robot, self.key, self.errors[0] if self.errors else None
         known = isinstance(first, KeyboardInterrupt | OSError | UserError | None) and not isinstance(first, RobotHangs)
         moved = any(record.steps for record in self.deployment.records)
-        if not (self.options.home and known and moved and robot.is_connected):
+        if not (self.options.home and known and moved):
             return
+        frozen = isinstance(first, Unusable) and first.kind == "frozen"
+        if frozen or not robot.is_connected:
+            why = "its pose is not known" if frozen else "it is not connected"
+            raise UserError(f"the robot does not move home: {why}")
         try:
             with stop_on_signals("stopping the robot on its way home") as signalled, key:
                 how = "press any key" if key.watching else "Ctrl-C"
@@ -126,9 +132,10 @@ class DeploymentRun:
             raise
         if key.pressed():
             raise StoppedOnTheWayHome("emergency key on the way home")
-        if not reached:
-            why = "" if signalled.is_set() else f"it did not reach its default pose within {MAX_S:g} s: "
-            print(f"{why}the robot holds where it is", file=sys.stderr)
+        if signalled.is_set() and not reached:
+            print("the robot holds where it is", file=sys.stderr)
+        elif not reached:
+            raise UserError(f"the robot did not reach its default pose within {MAX_S:g} s: it holds where it is")
 
     def keep_holding(self) -> None:
         """Keep the connection after the emergency key until a person says so."""
@@ -140,7 +147,6 @@ class DeploymentRun:
         if self.options.report is None:
             return
         folder, records = Path(self.options.report), self.deployment.records
-        folder.mkdir(parents=True, exist_ok=True)
         if records:
             save_episode(folder / EPISODES, records[-1], len(records) - 1)
         write_report(self.deployment, folder, asdict(self.options), video)

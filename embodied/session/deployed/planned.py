@@ -19,7 +19,7 @@ from embodied.core.types import Obs
 from embodied.data.columns import Column, convert
 from embodied.deployment.bundle.format import MAX_JSON_BYTES, read_json
 from embodied.deployment.bundle.runner import InputSpec, Planner
-from embodied.deployment.control.arm import Unusable
+from embodied.deployment.robots.base import Unusable
 from embodied.deployment.serving.client import PolicyConnection
 
 
