@@ -116,7 +116,7 @@ def check(values: dict[str, Any]) -> dict[str, Any]:
     if split_name(config.task.name)[0] == config.sim.name == DEFAULT_FAMILY:
         from embodied.envs.checks.robot import EPISODES, check_robot
 
-        results = chain(check_robot(make(EPISODES, cameras=())), results)
+        results = chain(check_robot(make(EPISODES, cameras=()), note), results)
     for result in results:
         checks[result.name] = {"passed": result.passed, "why": result.why}
         if result.passed is not None:

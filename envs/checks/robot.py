@@ -26,10 +26,11 @@ Finding = tuple[bool, str, str]
 """Whether it is good, what was measured, and what to change if it is not."""
 
 
-def check_robot(pool: VecEnv) -> Iterator[Result]:
+def check_robot(pool: VecEnv, note: Callable[[str], None] = print) -> Iterator[Result]:
     """Yield the results of all checks of the task's robot that apply. pool: ``EPISODES`` envs of a task of ours.
 
-    None if episodes cannot begin: ``run_checks`` then says why.
+    note: called if policies cannot be exported, which is no fault. No results if episodes cannot begin: ``run_checks``
+    then says why.
     """
     if not isinstance(pool, MujocoPool):
         return
@@ -37,6 +38,8 @@ def check_robot(pool: VecEnv) -> Iterator[Result]:
     robot, task = robots[0], pool.task  # two robots are the same but for their places
     if not isinstance(robot, GripperDescription):
         return
+    if robot.lacks:
+        note(f"policies for robot {robot.name} cannot be exported: it lacks {robot.lacks}")
     try:
         _start(pool)
     except Exception:  # of a task in a user's file
@@ -98,7 +101,7 @@ def _still(pool: MujocoPool) -> Finding:
     return (
         moved_m < STILL_M and whole_m < SUNK_M * pool.view.scale.reach,
         measured,
-        "control.from_target: true, weightless: true, or stiffer servos",
+        "control.from_target, control.rotation (seven joints) or weightless: true, or stiffer servos",
     )
 
 
@@ -121,7 +124,8 @@ def _hold(pool: MujocoPool, robot: GripperDescription) -> Finding:
     held = float(pool.view.grasped(name).float().mean())
     drag = max(joint.damping for joint in robot.kinematics.joints)
     measured = f"{held:.0%} of the objects that start in the hand are held while it closes and rises"
-    return held >= HELD, measured, f"gripper force, friction and links, or less damping of servos (up to {drag:g})"
+    change = "tool at the object's centre, gripper force, friction and links, or less damping of servos"
+    return held >= HELD, measured, f"{change} (up to {drag:g})"
 
 
 def _expert(pool: MujocoPool) -> Finding:

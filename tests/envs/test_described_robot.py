@@ -78,6 +78,7 @@ def test_a_scene_is_cut_down_to_the_robot_and_gets_servos_tool_and_base(tmp_path
         ({"mjcf": "no_such_package:a.xml"}, "package 'no_such_package' is not installed"),
         ({"home": HOME | {"joint9": 0.0}}, "joint in home of robot my_arm 'joint9'. Did you mean 'joint7'|'joint1'"),
         ({"home": {"joint1": 0.0}}, "home: lacks joint2, joint3"),
+        ({"home": HOME | {"joint1": 7.85}}, r"home joint1: got 7.85, allowed: -2.9 to 2.9 \(degrees\?\)"),
         ({"home": {}, "keyframe": "rest"}, "keyframe in robot my_arm 'rest'"),
         ({"tool": {"site": "tpc"}}, "site in robot my_arm 'tpc'. Did you mean 'tcp'"),
         ({"tool": {}}, "needed: one of them"),

@@ -11,6 +11,7 @@ import yaml
 
 from embodied.core.errors import UserError
 from embodied.envs import make_pool, make_sampler
+from embodied.envs.checks.robot import check_robot
 from embodied.envs.mujoco.pool import MujocoPool
 from embodied.envs.mujoco.robots.described import build_robot
 from embodied.envs.mujoco.robots.gripper_arm import AttachedArm
@@ -118,6 +119,19 @@ def test_joints_that_the_file_does_not_link_can_be_linked_by_the_yaml(tmp_path: 
     text = GRIPPER.split("<equality>")[0] + GRIPPER.split("</equality>")[1]
     (tmp_path / "gripper.xml").write_text(text)
     assert build_robot(path, {}).gap_m[1] == pytest.approx(0.074, rel=0.05)
+
+
+def test_what_an_export_needs_is_named_and_a_velocity_servo_is_refused(tmp_path: Path) -> None:
+    path, notes = written(tmp_path), list[str]()
+    next(check_robot(make_pool("lift", {"robot": path}, num_envs=4, num_threads=1), notes.append))
+    assert "it lacks max_velocity and position servos on the joints of its gripper" in notes[0]
+    (tmp_path / "mine.yaml").write_text(yaml.safe_dump({**DATA, "max_velocity": dict.fromkeys(DATA["home"], 1.0)}))
+    assert build_robot(path, {}).lacks == "position servos on the joints of its gripper"
+    (tmp_path / "gripper.xml").write_text(
+        GRIPPER.replace('"0.0266667" biasprm="-1.6 -10 -0.5"', '"1" biasprm="0 0 -1"')
+    )
+    with pytest.raises(UserError, match="joint 'gripper/left': its actuator is no position servo"):
+        build_robot(path, {})
 
 
 def test_an_actuator_of_the_arm_that_is_no_position_servo_is_refused(tmp_path: Path) -> None:

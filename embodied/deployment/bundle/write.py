@@ -101,7 +101,7 @@ def check_exportable(spec: EnvSpec) -> None:
     if spec.arm is None:
         unknown = f"the arm of its robot '{spec.robot}' (EnvSpec.arm): its kinematics and limits are unknown"
         raise UserError(
-            f"task {spec.task} does not describe {unknown}. It needs max_velocity, and servos of its gripper"
+            f"task {spec.task} does not describe {unknown}. embodied.tasks check={spec.task} says what it lacks"
         )
 
 

@@ -35,6 +35,7 @@ HELD_POSES, HELD_MISS_M = 256, 0.005
 FINGER_FRICTION = [1, 0.02, 0.0001]  # sliding, torsional and rolling, of fingers whose geoms have no priority
 CRITICAL = [0.02, 1.0]  # time constant (s) and damping ratio of their contacts
 STIFFNESS, DAMPING = 1000.0, 100.0  # of servos without gains, per inertia of the joint, 1/s^2 and 1/s
+HOME_SLACK = 1e-3  # how far home may be beyond a joint's range, rad or m
 TILT_DEG = 30.0  # greatest tilt of a tool that is kept vertical
 SLIDES_M = 0.001  # how far a gap may be from twice the position of fingers that slide
 
@@ -163,7 +164,11 @@ class DescribedArm(GripperArm):
         return spec
 
     def _check_freedom(self) -> None:
-        """Raise UserError if at home the tool cannot make a movement that actions ask for, or is far from vertical."""
+        """Raise UserError for a home beyond the joints' ranges, from which actions cannot move the tool, or tilted."""
+        for joint in self.kinematics.joints:
+            if not joint.low - HOME_SLACK <= joint.home <= joint.high + HOME_SLACK:
+                allowed = f"{joint.low:.3g} to {joint.high:.3g}{' (degrees?)' if joint.kind == 'hinge' else ''}"
+                raise UserError(f"robot {self.name}: home {joint.name}: got {joint.home:g}, allowed: {allowed}")
         if self.config.mode != "ee_delta":
             return
         _, mat, jacobian_6J = Chain(self.kinematics).tool(self.home_qpos)

@@ -144,8 +144,14 @@ class GripperDescription:
     @property
     def arm(self) -> ArmSpec | None:
         """The arm; None: policies cannot be exported, because a speed or the position of its gripper is not known."""
-        positions = all(is_servo(self.model, servo) for servo in self.parts.gripper.servos)
-        return self.kinematics if self.max_velocity is not None and positions else None
+        return None if self.lacks else self.kinematics
+
+    @property
+    def lacks(self) -> str:
+        """What policies cannot be exported without; empty if there is nothing."""
+        servos = all(is_servo(self.model, servo) for servo in self.parts.gripper.servos)
+        known = {"max_velocity": self.max_velocity is not None, "position servos on the joints of its gripper": servos}
+        return " and ".join(name for name in known if not known[name])
 
     @cached_property
     def kinematics(self) -> ArmSpec:

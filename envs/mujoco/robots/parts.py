@@ -64,6 +64,9 @@ class Parts:
             if not is_servo(model, servos[joint][0]):
                 raise UserError(f"joint '{model.joint(joint).name}': its actuator is no position servo ({SERVOS})")
         gripper = sorted(set(servos) - set(arm))
+        for joint in gripper:
+            if model.actuator_biasprm[servos[joint][0], 2] and not model.actuator_biasprm[servos[joint][0], 1]:
+                raise UserError(f"joint '{model.joint(joint).name}': its actuator is no position servo ({SERVOS})")
         if not gripper:
             raise UserError("actuators: got none of a joint beyond the tool, needed: at least one, the gripper's")
 
