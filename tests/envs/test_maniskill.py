@@ -164,7 +164,7 @@ def test_options_are_refused_with_what_is_allowed(family: Any, monkeypatch: Any)
     with pytest.raises(UserError, match=r"camera of task maniskill/PickCube-v1 'base'.*'base_camera'"):
         family.spec(ID, options(), [CameraSpec.square("base", 24)])
     if not torch.cuda.is_available():
-        sim = maniskill.ManiSkillConfig(sim_backend="physx_cuda")
+        sim = ManiSkillConfig(sim_backend="physx_cuda")
         with pytest.raises(UserError, match=r"sim\.sim_backend=physx_cuda needs a CUDA GPU"):
             family.make(ID, options(), num_envs=2, num_threads=1, sim=sim)
 
