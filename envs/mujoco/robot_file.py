@@ -218,16 +218,13 @@ def _read(path: Path) -> tuple[RobotFile, Mapping[str, Any]]:
     """Return a robot, and what its YAML file says, to be hashed."""
     try:
         return _parsed(path, path.read_text(encoding="utf-8"))
-    except OSError as error:
+    except (OSError, yaml.YAMLError) as error:
         raise UserError(f"robot {path}: cannot be read: {one_line(error)}") from error
 
 
 @cache
 def _parsed(path: Path, text: str) -> tuple[RobotFile, Mapping[str, Any]]:
-    try:
-        data = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise UserError(f"robot {path}: cannot be read: {one_line(error)}") from error
+    data = yaml.safe_load(text)
     if not isinstance(data, dict):
         raise UserError(f"robot {path}: got no keys, needed: those of a robot, such as mjcf")
     said = {key: value for key, value in data.items() if key not in OF_OTHERS}
