@@ -9,7 +9,7 @@
   async        asynchronous training, compared with synchronous training and with the bound: simulators with
                heavy-tailed latency, slow inference, robots
   gpu          one GPU: what pool, training and π0 take of what the card can do, in 8 minutes; parts= chooses from
-               floors,pool,solve,train,lora,pi0,cameras
+               floors,pool,solve,train,lora,threads,pi0,cameras
   ray          training on Ray compared with threads on one machine
   suite        training on other people's tasks with task= alone, for hours; what out=<file> has already is not run
                again; tasks=, seeds=, max_steps=, peer=sb3 for stable-baselines3's PPO with its defaults

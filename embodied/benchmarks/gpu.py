@@ -5,6 +5,7 @@
     solve     seconds from the first step until an evaluation has 90% and 98% success: sim=warp, and sim=mujoco on CPU
     train     training of pick_place, env steps/s: sim=warp by number of envs, and sim=mujoco on GPU and CPU
     lora      the same as in pi0 of an update of π0 with LoRA and small minibatches
+    threads   pool of sim=mujoco / its bare engine, by number of threads; training by number of cores and envs
     pi0       π0 of the published size, its expert in bfloat16 and tfloat32: decisions/s of ``act`` by batch; how far
               the log-probability moves with the batch size; update of the recipe ``vla-ppo`` as a share of
               product_tflop_s (counted: the prefix once, forward and backward pass of what is trained); peak memory
@@ -16,6 +17,7 @@ card may be at hand for minutes only; what a part has measured by then stays, an
 """
 
 import math
+import os
 import subprocess
 import sys
 import time
@@ -27,12 +29,13 @@ from tempfile import TemporaryDirectory
 from typing import Any, Literal, get_args
 
 import torch
+from mujoco.batch import Batch
 from torch.utils.flop_counter import FlopCounterMode
 
 from embodied.algos.config import PPOConfig
 from embodied.algos.ppo import PPO
-from embodied.benchmarks.measure import Report, note, timed, trained
-from embodied.benchmarks.sim import CHUNK, TASK, against_warp
+from embodied.benchmarks.measure import Report, note, paired, timed, trained
+from embodied.benchmarks.sim import CHUNK, TASK, Replay, against_engine, against_warp
 from embodied.core.device import resolve_device
 from embodied.core.episodes import EpisodeStats
 from embodied.core.execution import obs_to
@@ -49,11 +52,11 @@ from embodied.session.defaults import compose_new
 from embodied.session.factories import make_policy, make_spec
 from embodied.trainers.reinforcement import build
 
-Part = Literal["floors", "pool", "solve", "train", "lora", "pi0", "cameras"]
+Part = Literal["floors", "pool", "solve", "train", "lora", "threads", "pi0", "cameras"]
 LIMITS_S = {
-    "floors": 15, "pool": 50, "solve": 150, "train": 40, "lora": 50, "pi0": 120, "cameras": 25,
+    "floors": 15, "pool": 50, "solve": 150, "train": 40, "lora": 50, "threads": 45, "pi0": 120, "cameras": 25,
 }  # fmt: skip
-"""Together seven and a half minutes."""
+"""Together 8 minutes."""
 PRODUCT = {True: (256, 2), False: (8192, 20)}  # size of the matrices and rounds, by ``short``
 SHORT_LIMIT_S = 300  # of any part on a CPU, where Warp compiles its kernels
 
@@ -283,8 +286,30 @@ def cameras(report: Report, device: torch.device, short: bool) -> None:
         report.add(f"camera_steps_{num_envs}", CHUNK * num_envs / stepped_s, "control steps/s", chunk=CHUNK, **size)
 
 
+def threads_part(report: Report, device: torch.device, short: bool) -> None:
+    cores = sorted(os.sched_getaffinity(0))
+    counts = [2**i for i in range(len(cores).bit_length()) if 2**i < len(cores)] + [len(cores)]
+    sizes = [(8, counts)] if short else [(1024, counts), (4096, counts[-1:])]
+    for num_envs, num_threads in [(num_envs, n) for num_envs, some in sizes for n in some]:
+        envs = make_pool(TASK, {}, num_envs=num_envs, num_threads=num_threads)
+        envs.reset(make_sampler(envs, stagger=True))
+        replay = Replay(envs, CHUNK if short else 2 * CHUNK, CHUNK)
+        engine = Batch(envs.task.scene().compile(), num_envs, num_threads)
+        found = against_engine(report, replay, {"engine": engine}, 3)
+        ratio = paired(found["pool"], found["engine"])
+        report.ratio(f"pool_over_engine_{num_envs}_threads_{num_threads}", ratio)
+    for num_cores in sorted({min(2, len(cores)), len(cores)}):
+        os.sched_setaffinity(0, cores[:num_cores])
+        for num_envs in (8,) if short else (256, 1024, 2048):
+            for learner in sorted({1, min(4, num_cores)}):
+                words = {"device": "cpu", "num_envs": num_envs, "runtime.learner_threads": learner}
+                words |= {"runtime.decisions": 2} if short else {}
+                train_with(report, f"{num_envs}_cores_{num_cores}_learner_{learner}", words, short)
+    os.sched_setaffinity(0, cores)
+
+
 PARTS: Mapping[str, Callable[[Report, torch.device, bool], None]] = {
-    "floors": floors, "pool": pool, "solve": solve, "train": train, "lora": lora, "pi0": pi0,
+    "floors": floors, "pool": pool, "solve": solve, "train": train, "lora": lora, "threads": threads_part, "pi0": pi0,
     "cameras": cameras,
 }  # fmt: skip
 

@@ -229,7 +229,7 @@ def test_bench_async_reports_every_ratio() -> None:
 
 def test_bench_gpu_keeps_what_its_parts_have_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Here on the CPU. A part that is out of time, or fails, does not end the others."""
-    outcome = run(bench.main, ["gpu", "short=true", "parts=floors,lora,pi0", f"out={tmp_path / 'gpu.json'}"])
+    outcome = run(bench.main, ["gpu", "short=true", "parts=threads,floors,lora,pi0", f"out={tmp_path / 'gpu.json'}"])
     assert outcome.code == 0, outcome.stderr
     names = {row["name"] for row in outcome.result["rows"]}
     assert {
@@ -239,7 +239,7 @@ def test_bench_gpu_keeps_what_its_parts_have_measured(tmp_path: Path, monkeypatc
         "pi0_lora_update",
         "pi0_tfloat32_log_ratio_99_2",
     } <= names
-    assert "pi0_bfloat16_update_over_product" in outcome.result["ratios"]
+    assert {"pi0_bfloat16_update_over_product", "pool_over_engine_8_threads_1"} <= set(outcome.result["ratios"])
     assert {row["settings"]["device"] for row in outcome.result["rows"]} == {"cpu"}
     kept = json.loads((tmp_path / "gpu.json").read_text())
     assert (kept["rows"], kept["ratios"]) == (outcome.result["rows"], outcome.result["ratios"])
