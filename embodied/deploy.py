@@ -5,7 +5,7 @@
   robot_options='{"id": "a"}' options of its configuration class, JSON
   mapping=<file>              its names, units, signs and offsets; a person must have confirmed it
   propose_mapping=true        write a first draft of the mapping, and a picture of the poses that it means
-  confirm_mapping=<name>      confirm the mapping with the arm in the default pose, and again in the second pose
+  confirm_mapping=<name>      confirm the mapping with the arm in the default pose, again in the second; gripper open
   episodes=1  seed=0          episodes; with robot=sim they begin as those of embodied.eval do
   schedule=synchronous        synchronous, ensemble (temporal ensembling) or rtc (real-time chunking)
   execute=<E>                 actions executed of a chunk; by default as in training

@@ -51,6 +51,8 @@ class Logging(SimulatedArm):
 class InThread(ChildProcess):
     """A child process that is a thread here, at the other end of a connection."""
 
+    is_alive = True
+
     def __init__(self, connection: Connection) -> None:
         self.name, self._connection, self._builder = "a thread", connection, Builder()
 

@@ -92,7 +92,7 @@ def map_robot(options: DeployOptions, bundle: Bundle) -> dict[str, Any]:
             seen = mapping.confirmed.poses
         lacking = [name for name in poses(bundle.arm) if name not in seen]
         if lacking:
-            where = f"into its {lacking[0]} pose (red in {path.with_suffix('.png')})"
+            where = f"into its {lacking[0]} pose (red in {path.with_suffix('.png')}), gripper open"
             print(f"next: move the arm by hand {where}, then confirm_mapping=<your name>", file=sys.stderr)
         return {
             "bundle": options.bundle, "robot": found.name, "mapping": options.mapping, "confirmed_poses": [*seen],
