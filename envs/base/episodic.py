@@ -80,6 +80,7 @@ class EpisodicEnv(VecEnv):
         self.waiting_N = torch.zeros(num_envs, dtype=torch.bool, device=device)
         self.steps_left_N = torch.zeros(num_envs, dtype=torch.int64, device=device)
         self._succeeding_N = torch.zeros_like(self.steps_left_N)  # control steps of success in a row
+        self._soonest = 0  # no time limit is reached in fewer control steps, so that nobody waits for a GPU's answer
         self._return_N = torch.zeros(num_envs, device=device)
         self._once = {name: torch.zeros_like(self.waiting_N) for name in spec.outcomes}
         self._final: Obs = {}  # last observation of each env's latest episode, [N, ...]
@@ -184,6 +185,7 @@ class EpisodicEnv(VecEnv):
         self.sampler = sampler
         self.plans = EpisodePlans.from_state_dict(state)
         self.steps_left_N.copy_(state["steps_left"])
+        self._soonest = int(self.steps_left_N.min())
         self._return_N.copy_(state["return"])
         if self.cut_after_success:
             self._succeeding_N.copy_(state["succeeding"])
@@ -204,6 +206,7 @@ class EpisodicEnv(VecEnv):
         rows = torch.from_numpy(ids).to(self.device)
         self.plans.put(ids, plans)
         self.steps_left_N.index_copy_(0, rows, torch.from_numpy(plans.time_limit_n).to(self.device))
+        self._soonest = int(self.steps_left_N.min())
         for counted_N in (self.waiting_N, self._return_N, self._succeeding_N, *self._once.values()):
             counted_N.index_fill_(0, rows, 0)
         self.start(ids, plans)
@@ -227,10 +230,14 @@ class EpisodicEnv(VecEnv):
         made: int | Tensor = 1 if stepped_N is None else stepped_N.long()
         chunks.num_steps_N += made
         self.steps_left_N -= made
+        self._soonest -= 1
+        found = (result.failed_N, result.truncated_N, broken_N, self.cut_N(result.outcomes))
+        causes = [cause_N for cause_N in found if cause_N is not None]
+        if self._soonest > 0 and not causes:
+            return reward_N, None
         ended_N = self.steps_left_N <= 0
-        for cause_N in (result.failed_N, result.truncated_N, broken_N, self.cut_N(result.outcomes)):
-            if cause_N is not None:
-                ended_N |= cause_N
+        for cause_N in causes:
+            ended_N |= cause_N
         if stepped_N is not None:
             ended_N &= stepped_N
         if result.failed_N is not None:
