@@ -54,6 +54,12 @@ def test_a_run_and_its_bundle_agree_and_drive_the_simulated_arm(tmp_path: Path) 
         assert "did not reach its default pose" not in driven.stderr
 
 
+def test_an_arm_that_sags_more_than_in_training_has_come_home() -> None:
+    words = [f"bundle={lift_bundle()}", "robot=sim", "episodes=2", "lockstep=true", "perturbation=real"]
+    outcome = run(deploy.main, words)
+    assert (outcome.code, outcome.result["error"]) == (0, None), outcome.stderr
+
+
 def test_an_episode_is_the_one_of_the_evaluation_with_the_last_targets_in_its_state() -> None:
     config, bundle = small_config("lift", "gaussian", **CONFIG), read_bundle(lift_bundle())
     env = make_env(config, 1, 1)

@@ -33,7 +33,7 @@ from embodied.deployment.robots.sim import SimRobot
 SPEED = 0.2  # share of the largest speed of the joints
 SHARE = 0.5  # at most this share of a limit that an option tightened, so that the safety need not intervene
 PERIOD_S = 0.02
-REACHED, SAGS = 0.02, 0.06  # distance at which a pose counts as reached; of arms that bear their weight by lagging
+REACHED, SAGS = 0.02, 0.1  # distance at which a pose counts as reached; of arms that bear their weight by lagging
 MAX_S = 15.0
 
 
