@@ -36,7 +36,7 @@ reported, with the first cause. Last line of stdout: {"bundle", "robot", "episod
 
 import sys
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -51,12 +51,12 @@ from embodied.deployment.control.loop import ControlLoop
 from embodied.deployment.control.safety import Limits, Safety
 from embodied.deployment.control.site import ask, site_of
 from embodied.deployment.options import DeployOptions
-from embodied.deployment.report import Deployment, claimed
+from embodied.deployment.report import Deployment
 from embodied.deployment.robots.setup import map_robot
 from embodied.deployment.serving.protocol import read_api_key, require_packages
 from embodied.deployment.validation import parse_words
 from embodied.session.command import interrupt_on_signals, run_command
-from embodied.session.deployed.deployment import DeploymentRun
+from embodied.session.deployed.deployment import DeploymentRun, claimed
 
 
 def deploy(argv: Sequence[str]) -> dict[str, Any]:
@@ -68,7 +68,7 @@ def deploy(argv: Sequence[str]) -> dict[str, Any]:
         if options.propose_mapping or options.confirm_mapping is not None:
             return map_robot(options, bundle)
         options.check_fits(bundle)
-        with interrupt_on_signals(), claimed(options.report):
+        with interrupt_on_signals(), claimed(Path(options.report)) if options.report else nullcontext():
             return run_episodes(options, path, bundle)
     except ConnectionError as error:
         raise UserError(str(error)) from error

@@ -7,8 +7,7 @@ import html
 import json
 import time
 from collections import Counter, deque
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -134,24 +133,6 @@ class Deployment:
             "beyond_max_delay": sum(record.beyond_max_delay for record in records),
             "ended": dict(Counter(record.reason for record in records)),
         }  # fmt: skip
-
-
-@contextmanager
-def claimed(path: str | None) -> Iterator[None]:
-    """Make the directory of a report, for one deployment alone; remove it if it stays empty. UserError if it exists."""
-    if path is None:
-        yield
-        return
-    try:
-        Path(path).mkdir(parents=True)
-    except OSError as error:
-        why = "exists; give a new directory" if Path(path).exists() else f"cannot be made: {error.strerror or error}"
-        raise UserError(f"report={path} {why}") from error
-    try:
-        yield
-    finally:
-        with suppress(OSError):  # it has a report
-            Path(path).rmdir()
 
 
 def save_episode(folder: Path, record: EpisodeRecord, index: int) -> None:

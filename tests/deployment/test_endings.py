@@ -18,8 +18,9 @@ import pytest
 
 from embodied import deploy as deploy_command
 from embodied.deployment.bundle.format import read_bundle
-from embodied.deployment.report import claimed, load_episodes
+from embodied.deployment.report import load_episodes
 from embodied.deployment.robots.mapping import RobotMapping, write_mapping
+from embodied.session.deployed.deployment import claimed
 from tests.commands.helpers import Outcome, run
 from tests.commands.terminal import start_on_terminal
 from tests.deployment.test_mapping import TOY, confirmed, reach_bundle, toy_mapping
@@ -190,7 +191,7 @@ def test_fresh_numbers_drive_the_arm(tmp_path: Path) -> None:
 
 
 def test_a_report_has_one_deployment_and_a_refused_one_leaves_no_directory(tmp_path: Path) -> None:
-    with claimed(str(tmp_path / "report")):
+    with claimed(tmp_path / "report"):
         second = drive(tmp_path)
     assert second.code == 2
     assert "exists; give a new directory" in second.stderr.splitlines()[-1]

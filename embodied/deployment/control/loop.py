@@ -257,10 +257,7 @@ class EpisodeRun:
             self._request(start)
 
     def _observe(self, watched: bool = True) -> Measurement:
-        """Return the newest observation. Unusable if old or not finite; RobotHangs if ``watched`` and it came late.
-
-        ConnectionError if the robot says that it is not connected, whatever its driver still answers.
-        """
+        """Return the newest observation. Unusable; ConnectionError for a robot that is gone, or late if ``watched``."""
         observation, builder = self.loop.robot.get_observation(), self.loop.builder
         if watched:
             self.watchdog.answered("get_observation")

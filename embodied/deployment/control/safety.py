@@ -152,10 +152,7 @@ class Safety:
         return self._sent
 
     def check_moves(self, qpos_J: Array, now_s: float) -> None:
-        """Raise Unusable for measured joints that are the same, to the last digit, FROZEN_S after their targets moved.
-
-        The robot ignores its commands, or its driver gives old numbers.
-        """
+        """Raise Unusable for joints that measure the same, to the last digit, FROZEN_S after their targets moved."""
         targets = self.hold()[0]
         if self._seen is None or not np.array_equal(qpos_J, self._seen[0]):
             self._seen, self._moved_s = (qpos_J, targets), None

@@ -8,8 +8,8 @@ Every episode is written as it ends. An error ends its phase, and the phases aft
 import sys
 import threading
 import traceback
-from collections.abc import Callable
-from contextlib import ExitStack, nullcontext, suppress
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -187,6 +187,21 @@ class DeploymentRun:
             raise Failed(str(first), result)
         traceback.print_exception(first)
         raise Failed(describe(first), result, code=1)
+
+
+@contextmanager
+def claimed(path: Path) -> Iterator[None]:
+    """Make the directory of a report, for one deployment alone; remove it if it stays empty. UserError if it exists."""
+    try:
+        path.mkdir(parents=True)
+    except OSError as error:
+        why = "exists; give a new directory" if path.exists() else f"cannot be made: {error.strerror or error}"
+        raise UserError(f"report={path} {why}") from error
+    try:
+        yield
+    finally:
+        with suppress(OSError):  # it has a report
+            path.rmdir()
 
 
 def describe(error: BaseException) -> str:
