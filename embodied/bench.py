@@ -39,7 +39,7 @@ BENCHMARKS = {
     "deploy": ("deploy:measure", None),
     "gpu": ("gpu:measure", "gpu:GpuOptions"),
     "ray": ("train:measure_ray", None),
-    "sim": ("sim:measure", "sim:SimOptions"),
+    "sim": ("sim:measure", "config:SimOptions"),
     "suite": ("suite:measure", "suite:SuiteOptions"),
     "train": ("train:measure", None),
 }

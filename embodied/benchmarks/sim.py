@@ -22,7 +22,7 @@ from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from itertools import product
 from statistics import median
-from typing import Any, Literal, get_args
+from typing import Any
 
 import numpy as np
 import torch
@@ -30,9 +30,9 @@ from mujoco.batch import Batch
 from torch import Tensor
 
 from embodied.benchmarks import adapters
+from embodied.benchmarks.config import Part, SimOptions
 from embodied.benchmarks.measure import Report, built, in_turns, paired, timed
 from embodied.benchmarks.peers.own import PeerBatch
-from embodied.core.options import config_dataclass
 from embodied.envs import TASKS, make_pool, make_sampler
 from embodied.envs.mujoco.config import WarpConfig
 from embodied.envs.mujoco.engine import timers
@@ -46,14 +46,6 @@ ENVPOOL_ID, ENVPOOL_PEER = "PandaPickCube-v1", "lift"
 PEERS = ("mjbatch", "mjbatch_uni")
 CHUNK = 4
 SPEED = "control steps/s"
-Part = Literal["engine", "flatness", "envpool", "warp", "adapters", "memory"]
-
-
-@config_dataclass
-class SimOptions:
-    """Options after ``bench sim``."""
-
-    parts: tuple[Part, ...] = get_args(Part)
 
 
 def measure(report: Report, short: bool, options: SimOptions) -> None:
