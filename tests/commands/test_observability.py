@@ -117,11 +117,11 @@ def test_status_of_an_interrupted_run(tmp_path: Path) -> None:
 
 
 def test_status_of_a_failed_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(self: Evaluator, *_: Any) -> dict[str, Any]:
+    def broken(self: Evaluator, *_: Any) -> None:
         logging.getLogger("embodied.runtime").warning("env worker 0 is replaced:\n  it died")
         raise FloatingPointError("the evaluation is broken")
 
-    monkeypatch.setattr(Evaluator, "run", broken)
+    monkeypatch.setattr(Evaluator, "_evaluate", broken)
     run_train(*SMALL, "total_steps=6400", "runtime.eval_every=1", f"out={tmp_path / 'run'}")
     found = run_status(f"run={tmp_path / 'run'}").result
     assert (found["state"], found["error"]) == ("failed", "FloatingPointError: the evaluation is broken")
