@@ -16,8 +16,10 @@ SIDES = ("left", "right")
 
 @config_dataclass
 class SimConfig:
-    """Options of the simulator of our tasks, MuJoCo."""
+    """Options of the simulator."""
 
+    name: Literal["mujoco"] = "mujoco"
+    """Simulator."""
     randomization: dict[str, RandomizationTerm | None] = field(default_factory=dict)
     """Terms of domain randomisation by name; null is no term."""
     camera_randomization: CameraRandomization = field(default_factory=CameraRandomization)
@@ -27,15 +29,23 @@ class SimConfig:
 
 
 @config_dataclass
-class WarpConfig(SimConfig):
+class WarpConfig:
     """Options of the simulator MuJoCo Warp."""
 
+    name: Literal["warp"] = "warp"
+    """Simulator."""
     device: DeviceName = "auto"
     """Device of the simulation; auto is that of the learner, ``device=``."""
     max_contacts: PositiveInt = 64
     """Contacts per env, on average over all envs, for which there is memory."""
     max_constraints: PositiveInt = 192
     """Rows of constraints per env for which there is memory; a contact has 3 to 6, a joint at its limit 1."""
+    randomization: dict[str, RandomizationTerm | None] = field(default_factory=dict)
+    """Terms of domain randomisation by name; null is no term."""
+    camera_randomization: CameraRandomization = field(default_factory=CameraRandomization)
+    """How far images vary between episodes."""
+    dump_dir: str = "nan_dumps"
+    """Directory where the NaN guard writes the states of diverged envs; relative to the run directory."""
 
 
 @config_dataclass

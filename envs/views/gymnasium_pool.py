@@ -20,11 +20,13 @@ from numpy.typing import NDArray
 
 from embodied.core.episodes import Ints
 from embodied.core.errors import UserError, unknown_name
+from embodied.core.options import from_mapping
 from embodied.core.spec import TRAIN
 from embodied.core.types import Timestep
+from embodied.envs.mujoco.config import SimConfig
 from embodied.envs.mujoco.pool import MujocoPool
 from embodied.envs.mujoco.viewer import FRONT
-from embodied.envs.registry import DEFAULT_FAMILY, TASKS, sim_options
+from embodied.envs.registry import TASKS
 from embodied.envs.rendering.cameras import Camera
 from embodied.envs.rendering.vision import CAMERAS
 from embodied.envs.views.spaces import Form, Observation, action_space, seeds_of, take_row
@@ -129,8 +131,7 @@ class TaskVectorEnv(StepperVectorEnv, VectorEnv[Observation, NDArray[Any], NDArr
         **options: Any,
     ) -> None:
         check_options(TaskVectorEnv, TASKS[task].config, options)
-        if (name := sim_options(task, sim or {})[0]) != DEFAULT_FAMILY:
-            raise UserError(f"sim.name: got '{name}', allowed: {DEFAULT_FAMILY}; open_task of views.stepper has others")
+        from_mapping(SimConfig, sim or {}, "sim")  # no other simulator
         modes = {key: mode for mode in AutoresetMode for key in (mode, mode.name, mode.value)}
         if autoreset_mode not in modes:
             raise unknown_name("autoreset_mode", str(autoreset_mode), AutoresetMode.__members__)
