@@ -27,7 +27,9 @@ class ReinforcementTrainer(Trainer):
 
     def __init__(self, config: RunConfig, run_dir: Path, new: bool) -> None:
         super().__init__(config, run_dir, new)
-        self.has_success = factories.make_spec(config).has_success
+        spec = factories.make_spec(config)
+        self.has_success = spec.has_success
+        self.unseen = [name for name in spec.images if name not in {camera.name for camera in spec.cameras}]
         self.runtime = build(config, run_dir, new)
         self._traced = False
 
@@ -58,6 +60,7 @@ class ReinforcementTrainer(Trainer):
             f"{config.algo.name}, {config.num_envs:,} envs, runtime {options.name} "
             f"({runtime.layout_note}; {options.device}), seed {config.seed} → {self.run_dir}; "
             f"a resumed run continues {runtime.resume_note}"
+            + (f"; not observed: {', '.join(self.unseen)}" if self.unseen else "")
         )
 
     def iterations(self, stop: threading.Event, deadline_s: float) -> Iterator[Report]:
