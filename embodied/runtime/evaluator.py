@@ -119,8 +119,8 @@ def summary(stats: EpisodeStats, spec: EnvSpec, seed: int) -> dict[str, Any]:
 
 
 def rounded(value: float) -> float:
-    """Return the value with four decimals, or with four digits if it is small."""
-    return round(value, 4) if abs(value) >= 1 else float(f"{value:.4g}")
+    """Return the value with four decimals, or with four digits if these would be 0."""
+    return round(value, 4) if abs(value) >= 1e-3 else float(f"{value:.4g}")
 
 
 def rates(stats: EpisodeStats) -> dict[str, Any]:

@@ -132,7 +132,7 @@ def test_a_driver_that_hangs_on_the_way_home_is_a_failure(tmp_path: Path) -> Non
         ("array", "the robot's observation has [1.0, 2.0] as elbow.pos, needed a number, for 1 s"),
         ("none", "the robot's observation lacks base.pos, for 1 s"),
         ("mute", "the robot's answer to send_action lacks base.pos"),
-        ("frozen", "the measured joints stay the same, to the last digit, while targets move, for 1 s"),
+        ("frozen", "the measured joints stay the same, to the last digit, far from their targets, for 1 s"),
     ],
 )
 def test_a_driver_that_answers_wrongly_is_named_and_the_arm_holds(tmp_path: Path, fault: str, said: str) -> None:

@@ -181,6 +181,7 @@ class EpisodeRun:
                 parts = zip(loop.bundle.action, action.tolist(), strict=True)
                 allowed = loop.confirm(", ".join(f"{term.name} {value:+.4f} {term.unit}" for term, value in parts))
                 self.watchdog.restart()
+                self.safety.paused()
                 if not allowed:
                     return False
             self.previous = self.goal
@@ -304,7 +305,9 @@ class EpisodeRun:
         held, finger_m = self.safety.hold()
         try:
             measured = self._observe(watched=False)
-        except Unusable:
+        except (Unusable, ConnectionError) as error:
             self._send(held, finger_m, self.clock.now())
+            if isinstance(error, ConnectionError):
+                raise
             return
         self._apply(measured.qpos, finger_m, measured)

@@ -33,7 +33,8 @@ RAMP_START = 0.1  # share of max_lead at the beginning
 LEADS, LEADS_START = 2.0, 0.3  # of targets that add to the last ones: factor of max_lead, and RAMP_START
 FUTURE_S = 0.02  # how far ahead of this computer's clock a time stamp may be
 BLIND_S = 1.0  # longest time without an observation that can be used
-FROZEN_S, FROZEN_MOVE = 1.0, 0.03  # longest time without a change of the joints once targets have moved, rad or m
+FROZEN_S = 1.0  # longest time in which joints do not change although their targets are this far away, rad or m:
+FROZEN_LEAD, FROZEN_LEADS = 0.03, 0.15  # the latter for targets that add to the last ones; half of max_lead if less
 HANGS_S = 1.0  # longest time between two answers of the robot, beyond the period of the loop
 
 
@@ -112,8 +113,9 @@ class Safety:
         self._sent: tuple[Array, float] | None = None
         self._before, self._kinds = set[str](), set[str]()  # of interventions in the command before, and in this one
         self._blind_since_s: float | None = None
-        self._seen: tuple[Array, Array] | None = None  # joints when they last changed, and their targets then
-        self._moved_s: float | None = None  # when the targets had moved since
+        self._push_J = np.minimum(FROZEN_LEADS if arm.from_target else FROZEN_LEAD, limits.max_lead_J / 2)
+        self._seen_J: Array | None = None
+        self._pushed_s: float | None = None  # since when joints have not changed although their targets are far away
 
     def start(self, qpos_J: Array, finger_m: float, now_s: float, during: str = "episode", age_s: float = 0.0) -> None:
         """Begin an episode at a pose measured ``age_s`` seconds ago, which becomes the pose to hold.
@@ -133,7 +135,7 @@ class Safety:
             where = f"{self.arm.joints[i].name} is at {qpos_J[i]:.4g}, outside of its limits {ends}"
             raise UserError(f"{where}: are these degrees, or is its sign or offset wrong?")
         self._during, self._began_s, self._blind_since_s = during, now_s, None
-        self._kinds, self._seen = set(), None
+        self._kinds, self._seen_J, self._pushed_s = set(), None, None
         self._commit(self._within_limits(qpos_J), self._within_stroke(finger_m))
 
     @property
@@ -152,14 +154,19 @@ class Safety:
         return self._sent
 
     def check_moves(self, qpos_J: Array, now_s: float) -> None:
-        """Raise Unusable for joints that measure the same, to the last digit, FROZEN_S after their targets moved."""
-        targets = self.hold()[0]
-        if self._seen is None or not np.array_equal(qpos_J, self._seen[0]):
-            self._seen, self._moved_s = (qpos_J, targets), None
-        elif self._moved_s is None and np.abs(targets - self._seen[1]).max() > FROZEN_MOVE:
-            self._moved_s = now_s
-        if self._moved_s is not None and now_s - self._moved_s > FROZEN_S:
-            raise Unusable("frozen", "the measured joints stay the same, to the last digit, while targets move")
+        """Raise Unusable for joints that measure the same, to the last digit, for FROZEN_S, far from their targets."""
+        same = self._seen_J is not None and np.array_equal(qpos_J, self._seen_J)
+        self._seen_J = qpos_J
+        if not (same and (np.abs(self.hold()[0] - qpos_J) > self._push_J).any()):
+            self._pushed_s = None
+        elif self._pushed_s is None:
+            self._pushed_s = now_s
+        if self._pushed_s is not None and now_s - self._pushed_s > FROZEN_S:
+            raise Unusable("frozen", "the measured joints stay the same, to the last digit, far from their targets")
+
+    def paused(self) -> None:
+        """Begin the time of ``check_moves`` anew, after a person has been asked."""
+        self._pushed_s = None
 
     def hold_blind(self, error: Unusable, now_s: float) -> tuple[Array, float]:
         """Return the last targets for an observation that cannot be used. Unusable after BLIND_S of such ones."""

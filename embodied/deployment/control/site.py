@@ -190,7 +190,7 @@ def move_home(
         if fault is None:
             sent, finger = safety.filter(target, finger_m, qpos, qvel, clock.now(), age_s)
         else:
-            sent, finger = safety.hold_blind(fault, clock.now())
+            sent, finger = safety.hold() if stopped else safety.hold_blind(fault, clock.now())
         robot.send_action({**dict(zip(names, map(float, sent), strict=True)), GRIPPER: finger})
         watchdog.answered("send_action")
         if stopped:

@@ -117,13 +117,13 @@ def propose(bundle: Bundle, robot: Robot) -> RobotMapping:
     alike = [[name for name in positions if name.endswith(f"{joint.name}.pos")] for joint in arm.joints]
     chosen = [found[0] for found in alike] if all(len(found) == 1 for found in alike) else positions
     now = robot.get_observation()
-    degrees = any(abs(number(now, name)) > 2 * pi for name in chosen[: len(arm.joints)])
+    degrees = any(abs(number(now, name)) > 2 * pi for name in chosen[: len(arm.joints)] if name in now)
     joints = {}
     for joint, name in zip(arm.joints, chosen, strict=False):
         speed = name.removesuffix(".pos") + ".vel"
         joints[joint.name] = Entry(name, "deg" if degrees else "rad", velocity=speed if speed in observed else None)
     name = grippers[0] if grippers else GRIPPER
-    ours = "finger" in name or 0 < number(now, name) <= 1.05 * arm.gripper.max_position_m
+    ours = "finger" in name or (name in now and 0 < number(now, name) <= 1.05 * arm.gripper.max_position_m)
     gripper = Entry(name, arm.gripper.position_unit) if ours else gripper_entry(arm, name)
     lacking = [name for name in StateBuilder(bundle).external_names if name not in observed]
     places = {name: name.replace("[", "_pos[") for name in lacking}

@@ -79,7 +79,12 @@ class Source:
         creator: Any = self.registration.entry_point
         if creator is None:
             return True
-        parameters = inspect.signature(load_env_creator(creator) if isinstance(creator, str) else creator).parameters
+        try:
+            parameters = inspect.signature(
+                load_env_creator(creator) if isinstance(creator, str) else creator
+            ).parameters
+        except ValueError:  # compiled code has none
+            return True
         return "render_mode" in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
 
     @contextmanager
