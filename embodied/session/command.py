@@ -198,9 +198,13 @@ def stop_on_signals(note: str = SAVING) -> Iterator[threading.Event]:
     note: written to stderr at the first signal. Only the main thread gets signals; in any other thread the event stays
     unset.
     """
-    stop = threading.Event()
+    stop, begun = threading.Event(), False
 
     def on_signal(number: int, frame: FrameType | None) -> None:
+        nonlocal begun
+        if begun:  # within the call below, whose lock this thread holds: a closed terminal sends two at once
+            return
+        begun = True
         stop.set()
         _hang_up(number)
         restore()

@@ -93,6 +93,24 @@ def test_any_number_of_hangups_is_one_stop() -> None:
 
 
 @pytest.mark.usefixtures("hangup")
+def test_a_signal_within_the_handler_of_another_waits_for_no_lock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The system and the shell send two at once; an event cannot be set while this thread sets it."""
+    with stop_on_signals() as stop:
+        set_event, calls = stop.set, 0
+
+        def interrupted() -> None:
+            nonlocal calls
+            calls += 1
+            assert calls == 1
+            signal.raise_signal(signal.SIGHUP)
+            set_event()
+
+        monkeypatch.setattr(stop, "set", interrupted)
+        signal.raise_signal(signal.SIGHUP)
+        assert stop.is_set()
+
+
+@pytest.mark.usefixtures("hangup")
 def test_under_nohup_a_hangup_stops_nothing() -> None:
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     with interrupt_on_signals(), stop_on_signals() as stop:
