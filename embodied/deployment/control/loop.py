@@ -93,7 +93,8 @@ class StepStart:
     step: int
     measured: Measurement
     state: NDArray[np.float32]
-    """What the robot measured, and what the policy sees of it, [S]."""
+    images: dict[str, NDArray[np.uint8]]
+    """What the robot measured, and what the policy sees of it: [S], and [height, width, 3] by camera."""
     finger_m: float
     target_J: Array
     """Finger target and joint targets of the step before."""
@@ -155,14 +156,16 @@ class EpisodeRun:
 
     def _tick(self, until_s: float) -> bool:
         """Observe, plan and command, with a chunk or without by ``until_s``. False if a person refused the action."""
-        loop, record, action, state = self.loop, self.record, None, None
+        loop, record, start, action = self.loop, self.record, None, None
         try:
             measured = self._observe()
             self.safety.check_moves(measured.qpos, measured.time_s)
             if self.phase == 0:
+                target_J = self.safety.hold()[0]
                 images = loop.builder.images(measured.observation)
-                state = loop.builder.state(measured.observation, self.finger_m, self.safety.hold()[0])
+                state = loop.builder.state(measured.observation, self.finger_m, target_J)
                 loop.inputs.check_range(state[None])
+                start = StepStart(self.step, measured, state, images, self.finger_m, target_J)
         except Unusable as error:
             if error.kind in ("range", "lacking") and not record.steps:
                 raise
@@ -170,9 +173,9 @@ class EpisodeRun:
             now_s = self.clock.now()
             self._send(*self.safety.hold_blind(error, now_s), now_s)
             return True
-        if state is not None:
-            self.start = StepStart(self.step, measured, state, self.finger_m, self.safety.hold()[0])
-            action = self._action(self.start, until_s)
+        if start is not None:
+            self.start = start
+            action = self._action(start, until_s)
             if action is None:
                 record.waited_ticks += 1
                 self._apply(*self.safety.hold(), measured)
@@ -185,11 +188,12 @@ class EpisodeRun:
                 if not allowed:
                     return False
             self.previous = self.goal
-            self._aim(action, self.start)
+            self._aim(action, start)
         self.phase += 1
         target = self._apply(self._targets(), self.finger_m, measured)
-        if state is not None and action is not None:
-            record.steps.append(Step(measured.time_s - self.began_s, state, images, action, measured.qpos, target))
+        if start is not None and action is not None:
+            began_s = measured.time_s - self.began_s
+            record.steps.append(Step(began_s, start.state, start.images, action, measured.qpos, target))
         record.steps[-1].target = target
         if self.phase == loop.ticks_per_step:
             self.phase, self.step = 0, self.step + 1
@@ -225,8 +229,7 @@ class EpisodeRun:
         seeded = self.loop.noise == "seeded"
         noise = self.random.standard_normal(shape, np.float32) if seeded else np.zeros(shape, np.float32)
         inputs: dict[str, NDArray[Any]] = {"state": start.state, "noise": noise}
-        images = self.loop.builder.images(start.measured.observation)
-        inputs |= {f"images.{name}": image for name, image in images.items()}
+        inputs |= {f"images.{name}": image for name, image in start.images.items()}
         if bundle.cameras and bundle.instructions:
             inputs["instruction"] = np.array(self.instruction, np.int64)
         if bundle.max_delay:

@@ -189,8 +189,10 @@ def move_home(
             target = target + np.clip(home - target, -step, step)
         if fault is None:
             sent, finger = safety.filter(target, finger_m, qpos, qvel, clock.now(), age_s)
+        elif stopped:
+            sent, finger = safety.hold()
         else:
-            sent, finger = safety.hold() if stopped else safety.hold_blind(fault, clock.now())
+            sent, finger = safety.hold_blind(fault, clock.now())
         robot.send_action({**dict(zip(names, map(float, sent), strict=True)), GRIPPER: finger})
         watchdog.answered("send_action")
         if stopped:
