@@ -78,7 +78,8 @@ def bench(argv: Sequence[str]) -> dict[str, Any]:
 
     report, given = Report(argv[0], out), [] if options_class is None else [from_mapping(options_class, values)]
     resolve_name(f"embodied.benchmarks.{measure}")(report, options.short, *given)
-    return report.write()
+    report.write()
+    return report.to_mapping()
 
 
 def _as_list(word: str) -> str:

@@ -63,12 +63,10 @@ class Report:
         """Return the contract's result: what, machine, ratios, rows."""
         return {"what": self.what, "machine": machine(), "ratios": self.ratios, "rows": self.rows}
 
-    def write(self) -> dict[str, Any]:
-        """Write the result so far to ``out``, and return it."""
-        result = self.to_mapping()
+    def write(self) -> None:
+        """Write the result so far to ``out``."""
         if self.out is not None:
-            write_json(self.out, result)
-        return result
+            write_json(self.out, self.to_mapping())
 
     def read(self, path: Path) -> None:
         """Take the numbers of an earlier result if there is a file. UserError if it is of something else."""
