@@ -1,4 +1,4 @@
-"""Work that the engine can leave out: timers, and gravity of an arm that it compensates again for every body."""
+"""Work that the engine can leave out: timers, compensated gravity of an arm, data that every simulation keeps."""
 
 import ctypes
 import sys
@@ -62,15 +62,23 @@ class Weights:
         return np.asarray(getattr(self.batch.model, name)) if values is None else values[ids]
 
 
+def needs_own_data(model: mujoco.MjModel) -> bool:
+    """Return whether every simulation must keep data beside its state: of forces, of sleeping bodies, of plugins.
+
+    Otherwise each thread has one MjData, which stays in its cache. States and sensors are the same, bit for bit.
+    """
+    of_forces = (model.sensor_needstage > int(mujoco.mjtStage.mjSTAGE_VEL)).any()
+    return bool(of_forces or model.opt.enableflags & int(mujoco.mjtEnableBit.mjENBL_SLEEP) or model.nplugin)
+
+
 def take_gravity(model: mujoco.MjModel) -> np.ndarray | None:
     """Set the gravity of a model to 0 and return what it was, [3]; None if the engine must simulate it.
 
     It must where most bodies have a weight, and where sensors of forces or sleeping bodies would notice.
     """
     moving_B, compensated_B = model.body_weldid > 0, model.body_gravcomp == 1
-    noticed = (model.sensor_needstage > int(mujoco.mjtStage.mjSTAGE_VEL)).any() or model.jnt_actgravcomp.any()
-    sleeps = model.opt.enableflags & int(mujoco.mjtEnableBit.mjENBL_SLEEP)
-    if noticed or sleeps or (moving_B & ~compensated_B).sum() >= (moving_B & compensated_B).sum():
+    few_compensated = (moving_B & ~compensated_B).sum() >= (moving_B & compensated_B).sum()
+    if few_compensated or needs_own_data(model) or model.jnt_actgravcomp.any():
         return None
     gravity_3: np.ndarray = model.opt.gravity.copy()
     model.opt.gravity[:] = 0

@@ -3,8 +3,7 @@
     advance: arm.apply ─► Batch.step ─► rewards, failures, success          chunks and ends: envs/base/episodic.py
     start: randomise the model ─► place arm and objects ─► compute the sensors
 
-The batch is persistent: it has one MjData per env. So the position and velocity stages that make observations current
-are the first half of the next substep and cost nothing extra.
+After a step the position and velocity stages run once more, so that observations are current.
 """
 
 import logging
@@ -29,7 +28,7 @@ from embodied.core.types import Obs
 from embodied.envs.base.episodic import Advance, EpisodicEnv
 from embodied.envs.episodes.seeding import EpisodeRng
 from embodied.envs.mujoco.config import SimConfig
-from embodied.envs.mujoco.engine import Weights, stop_timers, take_gravity
+from embodied.envs.mujoco.engine import Weights, needs_own_data, stop_timers, take_gravity
 from embodied.envs.mujoco.randomization.non_model import NonModelRandomization, prepare
 from embodied.envs.mujoco.randomization.randomizer import Fields, Randomizer
 from embodied.envs.mujoco.view import View
@@ -80,7 +79,7 @@ class MujocoPool(EpisodicEnv):
         self.substeps = task.config.substeps(self.model.opt.timestep)
         stop_timers()
         gravity_3 = take_gravity(self.model)
-        self.batch = Batch(self.model, num_envs, num_threads, persistent=True)
+        self.batch = Batch(self.model, num_envs, num_threads, needs_own_data(self.model))
         self.weights = Weights(self.batch, gravity_3)
         self._builder = Builder(can_fork=self.batch.nthread == 1)
         self.arm = task.robot.attach(self.batch)

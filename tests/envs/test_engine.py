@@ -8,8 +8,10 @@ import pytest
 import torch
 
 from embodied.envs import make_sampler
+from embodied.envs.mujoco import pool as pools
 from embodied.envs.mujoco.engine import stop_timers, take_gravity, timers
-from tests.envs.helpers import actions, pool
+from embodied.envs.tasks.lift import Lift
+from tests.envs.helpers import actions, assert_same, pool
 
 MASS = {"field": "body_mass", "names": ["objects"], "range": [0.5, 2.0], "mode": "interval", "interval_s": 0.2}
 ONE_BODY = """<mujoco><worldbody><body gravcomp="{gravcomp}"><joint {joint}/><geom size="1"/><site name="s"/></body>
@@ -65,6 +67,39 @@ def test_gravity_stays_where_its_absence_would_be_noticed(words: dict[str, Any],
     model = mujoco.MjModel.from_xml_string(ONE_BODY.format(**{"gravcomp": 1, "joint": "", "sensor": "", **words}))
     assert (take_gravity(model) is not None) == taken
     assert model.opt.gravity.any() == (not taken)
+
+
+@pytest.mark.parametrize("terms", [{}, {"mass": MASS}], ids=["plain", "masses that change"])
+def test_data_kept_for_every_simulation_change_no_bit(terms: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Episodes of three control steps begin in between."""
+    options: dict[str, Any] = {"max_episode_steps": 3, "sim": {"randomization": terms}}
+    env = pool("stack", 3, **options)
+    monkeypatch.setattr(pools, "needs_own_data", lambda model: True)
+    keeping, plan = pool("stack", 3, **options), actions([0, 1, 2], 12, 4)
+    assert (env.batch.persistent, keeping.batch.persistent) == (False, True)
+    for t in range(0, 12, 2):
+        assert_same(env.step(plan[:, t : t + 2]), keeping.step(plan[:, t : t + 2]))
+
+
+def test_a_sensor_of_forces_reads_0_at_the_start_of_an_episode(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its reading belongs to the last step, and must not be that of another env."""
+
+    def scene(task: Lift) -> mujoco.MjSpec:
+        spec = without(task)
+        spec.add_sensor(
+            name="felt", type=mujoco.mjtSensor.mjSENS_ACCELEROMETER, objtype=mujoco.mjtObj.mjOBJ_SITE, objname="tcp"
+        )
+        return spec
+
+    without = Lift.scene
+    monkeypatch.setattr(Lift, "scene", scene)
+    env, felt = pool("lift", 2, 2), []
+    for plan in actions([0, 1], 4, 4).unbind(1):
+        env.step(plan)
+        felt.append(env.view.sensor("felt").clone())
+    assert env.batch.persistent
+    assert (felt[0] != 0).all()
+    assert (felt[1] == 0).all()
 
 
 def test_timers_run_only_where_asked() -> None:
