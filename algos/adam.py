@@ -10,6 +10,7 @@ from embodied.algos.config import PPOConfig
 from embodied.core.policy import Policy
 
 LEARNING_RATE_FACTOR = 1.5  # of one change of the adaptive schedule, as in rsl_rl
+LEAST_SHARE = 0.05  # of the learning rate, after all updates of annealing: a run that is made longer still learns
 Kind = TypeVar("Kind", bound=type[torch.optim.Optimizer])
 
 
@@ -55,14 +56,36 @@ def put_rates(optimizer: torch.optim.Adam, device: torch.device) -> None:
         group["capturable"] = on_gpu
 
 
-def adapt_learning_rate(optimizer: torch.optim.Adam, kl: Tensor, adapts: Tensor, config: PPOConfig) -> None:
+def anneal(optimizer: torch.optim.Adam, share: Tensor, config: PPOConfig, version: int) -> None:
+    """Set ``share`` of the initial learning rates that is left for update ``version``, and the rates themselves."""
+    before, now = (share_left(config.anneal_updates, v) for v in (version - 1, version))
+    share.fill_(now)
+    adaptive, *fixed = optimizer.param_groups
+    for group in fixed:
+        group["lr"].fill_(config.critic_learning_rate * now)
+    if config.schedule == "adaptive":
+        adaptive["lr"].mul_(now / before)
+    else:
+        adaptive["lr"].fill_(config.learning_rate * now)
+
+
+def share_left(anneal_updates: int | None, version: int) -> float:
+    """Return what is left of a linear decay from 1 to ``LEAST_SHARE``."""
+    return 1.0 if anneal_updates is None else min(1.0, max(LEAST_SHARE, 1 - version / anneal_updates))
+
+
+def adapt_learning_rate(
+    optimizer: torch.optim.Adam, kl: Tensor, adapts: Tensor, share: Tensor, config: PPOConfig
+) -> None:
     """Keep the KL of a minibatch near ``desired_kl`` (rule of rsl_rl); a critic's own learning rate does not change.
 
     A rate outside the bounds of the schedule may only come closer to them. adapts: bool scalar; false changes nothing.
+    share: of ``desired_kl`` and of the bounds that is left.
     """
-    rate, kl = optimizer.param_groups[0]["lr"], kl.double()
-    lower = torch.maximum(rate.clamp(max=config.min_learning_rate), rate / LEARNING_RATE_FACTOR)
-    higher = torch.minimum(rate.clamp(min=config.max_learning_rate), rate * LEARNING_RATE_FACTOR)
+    rate, kl = optimizer.param_groups[0]["lr"], kl.double() / share
+    least, most = config.min_learning_rate * share, config.max_learning_rate * share
+    lower = torch.maximum(torch.minimum(rate, least), rate / LEARNING_RATE_FACTOR)
+    higher = torch.minimum(torch.maximum(rate, most), rate * LEARNING_RATE_FACTOR)
     far, near = adapts & (kl > 2 * config.desired_kl), adapts & (kl < config.desired_kl / 2)
     rate.copy_(torch.where(far, lower, torch.where(near, higher, rate)))
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from embodied.algos import losses, returns, sharing
-from embodied.algos.adam import adapt_learning_rate, build_adam, put_rates, update_average
+from embodied.algos.adam import adapt_learning_rate, anneal, build_adam, put_rates, update_average
 from embodied.algos.batch import Batch, evaluate_in_pieces, merge_fragments
 from embodied.algos.config import PPOConfig
 from embodied.core.algorithm import SINGLE_PROCESS, Algorithm, Metrics, ProcessGroup
@@ -59,7 +59,8 @@ class PPO(Algorithm):
         self._generator = torch.Generator().manual_seed(seed)
         self._record()
         self.learners: ProcessGroup = SINGLE_PROCESS
-        self._value_unit = torch.ones((), device=device)  # read by recorded kernels
+        self._value_unit = torch.ones((), device=device)  # read by recorded kernels, as the next
+        self._share_left = torch.ones((), dtype=self.optimizer.param_groups[0]["lr"].dtype, device=device)
 
     def update(self, fragments: Sequence[Fragment], version: int) -> Metrics:
         """Run the epochs on the fragments, then fold their observations into the policy's normaliser.
@@ -78,6 +79,7 @@ class PPO(Algorithm):
         rms = torch.hypot(*sharing.mean_and_std(return_B[weight_B > 0], self.learners))  # root mean square
         self._value_unit.fill_(self.policy.scale_values(rms, max(UNIT_WEIGHT, 1 / (version + 1))))
         counts = sharing.count_decisions(weight_B, executed_M, config.max_staleness, self.learners)
+        anneal(self.optimizer, self._share_left, config, version)
         warming = version < config.critic_warmup
         if version == config.critic_warmup > 0 and config.schedule == "adaptive":
             # An imitated policy is narrow: the initial rate would move it by several nats. The schedule raises the
@@ -190,7 +192,7 @@ class PPO(Algorithm):
             with torch.no_grad():
                 kl = self.trust_region_kl(minibatch, self.policy.evaluate(minibatch.obs, minibatch.chain))
             kl = sharing.average(kl, minibatch.column("kl_weight").sum(), self.learners)
-            adapt_learning_rate(self.optimizer, kl, may_adapt[1], config)
+            adapt_learning_rate(self.optimizer, kl, may_adapt[1], self._share_left, config)
         assert first is not None
         values = torch.cat([losses.mean_statistics(rows, measured), first]).tolist()
         return dict(zip(EPOCH_METRICS, [*values, float(epochs)], strict=True))
@@ -213,7 +215,7 @@ class PPO(Algorithm):
             parameter.grad = gradient
         weight_B, kl_weight_B = map(Batch(*parts).column, ("weight", "kl_weight"))
         statistics, is_measured = sharing.reduce_step(trained, statistics, weight_B, kl_weight_B, self.learners)
-        adapt_learning_rate(self.optimizer, statistics[losses.KL], adapts & is_measured, self.config)
+        adapt_learning_rate(self.optimizer, statistics[losses.KL], adapts & is_measured, self._share_left, self.config)
         if warming:
             for parameter in self._actor_parameters:
                 parameter.grad = None

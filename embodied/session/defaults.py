@@ -151,6 +151,9 @@ def derive(spec: EnvSpec, policy: str, words: Mapping[str, Any]) -> tuple[dict[s
         "algo.learning_rate": rate, "algo.critic_learning_rate": None, "algo.max_grad_norm": 0.5,
         "total_steps": TOTAL_STEPS,
     }  # fmt: skip
+    if not images:  # a step of the same size at the end would follow noise
+        updates = words.get("total_steps", TOTAL_STEPS) // (num_envs * decisions * execute)
+        learning["algo.anneal_updates"] = max(1, updates)
     if images or not rate:
         learning["algo.schedule"] = "fixed"
     else:  # a policy that has learned much is narrow: as many steps of the same size would change it too much
