@@ -10,7 +10,6 @@ from embodied.algos.config import PPOConfig
 from embodied.core.policy import Policy
 
 LEARNING_RATE_FACTOR = 1.5  # of one change of the adaptive schedule, as in rsl_rl
-LEAST_SHARE = 0.05  # of the learning rate, after all updates of annealing: a run that is made longer still learns
 Kind = TypeVar("Kind", bound=type[torch.optim.Optimizer])
 
 
@@ -56,22 +55,15 @@ def put_rates(optimizer: torch.optim.Adam, device: torch.device) -> None:
         group["capturable"] = on_gpu
 
 
-def anneal(optimizer: torch.optim.Adam, share: Tensor, config: PPOConfig, version: int) -> None:
-    """Set ``share`` of the initial learning rates that is left for update ``version``, and the rates themselves."""
-    before, now = (share_left(config.anneal_updates, v) for v in (version - 1, version))
-    share.fill_(now)
-    adaptive, *fixed = optimizer.param_groups
-    for group in fixed:
-        group["lr"].fill_(config.critic_learning_rate * now)
-    if config.schedule == "adaptive":
-        adaptive["lr"].mul_(now / before)
-    else:
-        adaptive["lr"].fill_(config.learning_rate * now)
+def anneal(optimizer: torch.optim.Adam, share: Tensor, final: float, progress: float) -> None:
+    """Scale all learning rates, and ``share``, the scalar that says how much of them is left.
 
-
-def share_left(anneal_updates: int | None, version: int) -> float:
-    """Return what is left of a linear decay from 1 to ``LEAST_SHARE``."""
-    return 1.0 if anneal_updates is None else min(1.0, max(LEAST_SHARE, 1 - version / anneal_updates))
+    It falls linearly from 1 to ``final`` while ``progress`` goes from 0 to 1.
+    """
+    left = 1 - (1 - final) * min(progress, 1.0)
+    for group in optimizer.param_groups:
+        group["lr"].mul_(left / share)
+    share.fill_(left)
 
 
 def adapt_learning_rate(

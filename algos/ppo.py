@@ -79,7 +79,8 @@ class PPO(Algorithm):
         rms = torch.hypot(*sharing.mean_and_std(return_B[weight_B > 0], self.learners))  # root mean square
         self._value_unit.fill_(self.policy.scale_values(rms, max(UNIT_WEIGHT, 1 / (version + 1))))
         counts = sharing.count_decisions(weight_B, executed_M, config.max_staleness, self.learners)
-        anneal(self.optimizer, self._share_left, config, version)
+        if self.total_updates is not None:
+            anneal(self.optimizer, self._share_left, config.final_rate, version / self.total_updates)
         warming = version < config.critic_warmup
         if version == config.critic_warmup > 0 and config.schedule == "adaptive":
             # An imitated policy is narrow: the initial rate would move it by several nats. The schedule raises the
@@ -291,6 +292,7 @@ class PPO(Algorithm):
         state: dict[str, Any] = {"optimizer": self.optimizer.state_dict(), "generator": self._generator.get_state()}
         for group in state["optimizer"]["param_groups"]:
             group["lr"] = float(group["lr"])
+        state["share_left"] = float(self._share_left)
         if self.reference is not None:
             state["reference"] = self.reference.state_dict()
         if self.deployed is not self.policy:
@@ -304,8 +306,10 @@ class PPO(Algorithm):
         """
         if self.reference is not None and "reference" not in state:
             raise UserError("algo.reference_kl_coef cannot be turned on by resume=: the first policy is not kept")
+        share_left = state.get("share_left", 1.0)  # absent in a state of before `final_rate`
+        self._share_left.fill_(share_left)
         try:
-            rates = [float(group["lr"]) for group in self.optimizer.param_groups]
+            rates = [share_left * float(group["lr"]) for group in self.optimizer.param_groups]
             self.optimizer.load_state_dict(state["optimizer"])
             self._generator.set_state(state["generator"].cpu())
             if self.reference is not None:

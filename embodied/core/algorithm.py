@@ -53,6 +53,8 @@ class Algorithm(ABC):
     """Policy being trained; the actors get its weights."""
     deployed: Policy
     """Policy that is evaluated and kept: ``policy`` itself or an average of its weights over updates."""
+    total_updates: int | None = None
+    """Updates that ``total_steps`` of the run allows, for schedules; the trainer sets it. None: unknown."""
     learners: ProcessGroup | None = None
     """The learner processes that make each update together; None: the algorithm runs in one process only.
 

@@ -37,6 +37,7 @@ SHORTEST, LONGEST = 20, 100  # control steps of a horizon
 DRAWS = 32  # times that noise which is held is drawn in such an episode
 INIT_STD, LOUDEST = 0.95, 3  # as a share of policy.max_std, up to so many actions: more share its length
 QUIETEST = 0.25  # of INIT_STD, for many actions
+FINAL_RATE = 0.05  # at the end, steps of the same size would follow noise
 SLOWEST = 1 / 3  # of the learning rate, where the schedule may lower it
 WRITTEN = {"None": "null", "True": "true"}  # on the command line
 TOTAL_STEPS = 1_000_000
@@ -148,12 +149,10 @@ def derive(spec: EnvSpec, policy: str, words: Mapping[str, Any]) -> tuple[dict[s
     learning = {
         "policy.scale_values": True, "num_envs": num_envs, "runtime.decisions": decisions, "runtime.max_staleness": 0,
         "algo.epochs": epochs, "algo.num_minibatches": max(1, num_envs * decisions // minibatch),
-        "algo.learning_rate": rate, "algo.critic_learning_rate": None, "algo.max_grad_norm": 0.5,
+        "algo.learning_rate": rate, "algo.final_rate": FINAL_RATE, "algo.critic_learning_rate": None,
+        "algo.max_grad_norm": 0.5,
         "total_steps": TOTAL_STEPS,
     }  # fmt: skip
-    if not images:  # a step of the same size at the end would follow noise
-        updates = words.get("total_steps", TOTAL_STEPS) // (num_envs * decisions * execute)
-        learning["algo.anneal_updates"] = max(1, updates)
     if images or not rate:
         learning["algo.schedule"] = "fixed"
     else:  # a policy that has learned much is narrow: as many steps of the same size would change it too much

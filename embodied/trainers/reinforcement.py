@@ -122,6 +122,8 @@ def build(config: RunConfig, run_dir: Path, new: bool = True) -> Runtime:
     def make_algorithm(policy: Policy) -> Algorithm:
         algorithm: Algorithm = factories.make_algorithm(config, policy)
         check_base(algorithm, Algorithm, f"algo={config.algo.name}")
+        steps = config.num_envs * config.runtime.decisions * config.policy.options.execute  # of one update, at most
+        algorithm.total_updates = max(1, config.total_steps // steps)
         return algorithm
 
     recipe = Recipe(

@@ -155,6 +155,37 @@ def test_the_adaptive_schedule_moves_the_learning_rate_towards_the_desired_kl(
     assert 1e-5 <= rate <= 1e-2
 
 
+@pytest.mark.parametrize("options", [{"schedule": "fixed"}, {"desired_kl": 1e-9}, {"desired_kl": 1e3}], ids=str)
+def test_learning_rates_and_their_bounds_fall_linearly_also_across_a_resume(options: dict[str, Any]) -> None:
+    """With an unreachable desired_kl the adaptive rate is at one of its bounds."""
+    bounds = {"min_learning_rate": 2e-4, "max_learning_rate": 4e-4}
+    expected = {"fixed": 3e-4, 1e-9: 2e-4, 1e3: 4e-4}[next(iter(options.values()))]
+    settings = {"learning_rate": 3e-4, "critic_learning_rate": 1e-3, "final_rate": 0.2, **bounds, **options}
+    policy, shares = TinyPolicy(), []
+    algorithm = ppo(policy, **settings)
+    for version in range(12):
+        if version == 5:
+            resumed = ppo(copy.deepcopy(policy), **settings)
+            resumed.load_state_dict(algorithm.state_dict())
+            algorithm, policy = resumed, resumed.policy
+        algorithm.total_updates = 10
+        algorithm.update([make_fragment(policy, seed=version, version=version)], version)
+        shares.append([float(group["lr"]) for group in algorithm.optimizer.param_groups])
+    for version, (actor, critic) in enumerate(shares):
+        share = max(0.2, 1 - 0.8 * version / 10)
+        assert critic == pytest.approx(1e-3 * share)
+        assert actor == pytest.approx(expected * share), version
+
+
+def test_a_run_that_is_made_longer_has_its_learning_rate_again() -> None:
+    policy = TinyPolicy()
+    algorithm = ppo(policy, learning_rate=1e-3, schedule="fixed", final_rate=0.1)
+    for version, total in ((0, 1), (1, 1), (2, 4)):
+        algorithm.total_updates = total
+        rate = algorithm.update([make_fragment(policy, seed=version, version=version)], version)["train/learning_rate"]
+        assert rate == pytest.approx(1e-3 * {0: 1, 1: 0.1, 2: 0.55}[version])
+
+
 def test_one_minibatch_per_update_leaves_the_lower_bound_after_the_warm_up() -> None:
     policy = TinyPolicy()
     algorithm = ppo(policy, schedule="adaptive", critic_warmup=1, epochs=1, num_minibatches=1)
