@@ -9,6 +9,7 @@ import pytest
 
 from embodied import train
 from embodied.core.spec import CameraSpec, Discrete, EnvSpec, MultiDiscrete
+from embodied.report.metrics import read_metrics
 from embodied.session.config import compose_run, read_run, to_mapping, to_yaml
 from embodied.session.defaults import compose_new, derive
 from tests.commands.helpers import run
@@ -125,6 +126,8 @@ def test_a_task_alone_learns_and_its_run_holds_the_defaults(tmp_path: Path) -> N
     assert outcome.code == 0, outcome.stderr
     assert outcome.stderr.count(" → ") >= 3
     assert outcome.result["eval"]["return_mean"] > 45
+    rates = [row["train/learning_rate"] for row in read_metrics(tmp_path / "run" / "metrics.jsonl")]
+    assert rates[-1] < 0.15 * rates[0], "of ten updates the last has 0.145 of the first one's"
     config = read_run(tmp_path / "run")
     assert (config.policy.name, config.algo.options.gamma, config.algo.options.num_minibatches) == (
         "categorical",
