@@ -127,7 +127,7 @@ def test_a_task_alone_learns_and_its_run_holds_the_defaults(tmp_path: Path) -> N
     assert outcome.stderr.count(" → ") >= 3
     assert outcome.result["eval"]["return_mean"] > 45
     rates = [row["train/learning_rate"] for row in read_metrics(tmp_path / "run" / "metrics.jsonl")]
-    assert rates[-1] < 0.15 * rates[0], "of ten updates the last has 0.145 of the first one's"
+    assert rates[-1] < 0.25 * rates[0], "of ten updates the last has 0.24 of the first one's"
     config = read_run(tmp_path / "run")
     assert (config.policy.name, config.algo.options.gamma, config.algo.options.num_minibatches) == (
         "categorical",
