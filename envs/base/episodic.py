@@ -26,6 +26,8 @@ from embodied.core.spec import SUCCESS, EnvSpec
 from embodied.core.types import Obs, Timestep
 from embodied.envs.base.actions import checked_chunk
 
+PLAYS_ON = 8  # one of so many envs
+
 
 @dataclass(frozen=True, slots=True)
 class Advance:
@@ -80,6 +82,7 @@ class EpisodicEnv(VecEnv):
         self.waiting_N = torch.zeros(num_envs, dtype=torch.bool, device=device)
         self.steps_left_N = torch.zeros(num_envs, dtype=torch.int64, device=device)
         self._succeeding_N = torch.zeros_like(self.steps_left_N)  # control steps of success in a row
+        self._may_cut_N = torch.arange(num_envs, device=device) % PLAYS_ON > 0
         self._soonest = 0  # no time limit is reached in fewer control steps, so that nobody waits for a GPU's answer
         self._return_N = torch.zeros(num_envs, device=device)
         self._once = {name: torch.zeros_like(self.waiting_N) for name in spec.outcomes}
@@ -247,11 +250,15 @@ class EpisodicEnv(VecEnv):
         return reward_N, ended_N if bool(ended_N.any()) else None
 
     def cut_N(self, outcomes: Mapping[str, Tensor]) -> Tensor | None:
-        """Count a control step of success; return whether ``cut_after_success`` cuts each episode, None if never."""
+        """Count a control step of success; return whether ``cut_after_success`` cuts each episode, None if never.
+
+        One of ``PLAYS_ON`` envs is never cut: what a policy does later than such a cut it would never learn, and it
+        would drift away from what it has reached.
+        """
         if not self.cut_after_success or SUCCESS not in outcomes:
             return None
         self._succeeding_N.add_(1).mul_(outcomes[SUCCESS])
-        return self._succeeding_N >= self.cut_after_success
+        return (self._succeeding_N >= self.cut_after_success) & self._may_cut_N
 
     def _keep_final(self, ended_N: Tensor) -> None:
         rows = ended_N.nonzero().squeeze(-1)
