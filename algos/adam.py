@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from embodied.algos.config import PPOConfig
 from embodied.core.policy import Policy
 
-HOLD = 0.5  # share of a run in which learning rates do not fall: a short one has to learn all in it
+HOLD = 100  # updates before learning rates fall: a short run needs them all
 LEARNING_RATE_FACTOR = 1.5  # of one change of the adaptive schedule, as in rsl_rl
 Kind = TypeVar("Kind", bound=type[torch.optim.Optimizer])
 
@@ -56,12 +56,13 @@ def put_rates(optimizer: torch.optim.Adam, device: torch.device) -> None:
         group["capturable"] = on_gpu
 
 
-def anneal(optimizer: torch.optim.Adam, share: Tensor, final: float, progress: float) -> None:
-    """Scale all learning rates, and ``share``, the scalar that says how much of them is left.
+def anneal(optimizer: torch.optim.Adam, share: Tensor, final: float, version: int, total_updates: int) -> None:
+    """Scale all learning rates for update ``version``, and ``share``, the scalar that says how much of them is left.
 
-    It falls linearly from 1 to ``final`` while ``progress`` goes from ``HOLD`` to 1.
+    It falls linearly from 1 at update ``HOLD`` to ``final`` at the last one.
     """
-    left = 1 - (1 - final) * min(max(0.0, progress - HOLD) / (1 - HOLD), 1.0)
+    falling = max(version - HOLD, 0) / max(total_updates - HOLD, 1)
+    left = 1 - (1 - final) * min(falling, 1.0)
     for group in optimizer.param_groups:
         group["lr"].mul_(left / share)
     share.fill_(left)

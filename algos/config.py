@@ -79,8 +79,8 @@ class PPOConfig:
     max_learning_rate: Positive = 1e-2
     """Upper bound of the learning rate for schedule=adaptive; the default is that of rsl_rl."""
     final_rate: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """Share of the learning rates, of their bounds and of desired_kl that is left at ``total_steps``. They fall in the
-    second half, linearly; 1: they stay."""
+    """Share of the learning rates, of their bounds and of desired_kl that is left at ``total_steps``. They fall
+    linearly from the hundredth update on; 1: they stay."""
     max_grad_norm: Positive = 1.0
     """Largest norm of the gradient; a critic with its own learning rate is clipped separately."""
 

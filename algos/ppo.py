@@ -80,7 +80,7 @@ class PPO(Algorithm):
         self._value_unit.fill_(self.policy.scale_values(rms, max(UNIT_WEIGHT, 1 / (version + 1))))
         counts = sharing.count_decisions(weight_B, executed_M, config.max_staleness, self.learners)
         if self.total_updates is not None:
-            anneal(self.optimizer, self._share_left, config.final_rate, version / self.total_updates)
+            anneal(self.optimizer, self._share_left, config.final_rate, version, self.total_updates)
         warming = version < config.critic_warmup
         if version == config.critic_warmup > 0 and config.schedule == "adaptive":
             # An imitated policy is narrow: the initial rate would move it by several nats. The schedule raises the
