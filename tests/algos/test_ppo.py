@@ -12,8 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from embodied.algos import adam
-from embodied.algos import ALGORITHMS
+from embodied.algos import ALGORITHMS, adam
 from embodied.algos.batch import Batch
 from embodied.algos.config import CORRECTIONS, PPOConfig
 from embodied.algos.losses import MinibatchLoss
