@@ -56,16 +56,27 @@ def put_rates(optimizer: torch.optim.Adam, device: torch.device) -> None:
         group["capturable"] = on_gpu
 
 
-def anneal(optimizer: torch.optim.Adam, share: Tensor, final: float, version: int, total_updates: int) -> None:
-    """Scale all learning rates for update ``version``, and ``share``, the scalar that says how much of them is left.
+def anneal(optimizer: torch.optim.Adam, share: Tensor, config: PPOConfig, version: int, total_updates: int) -> None:
+    """Scale the learning rates for update ``version``, and ``share``, the scalar that says how much of them is left.
 
-    It falls linearly from 1 at update ``HOLD`` to ``final`` at the last one.
+    It falls linearly from 1 at update ``HOLD`` to ``final_rate`` at the last one. Shorter runs keep 1.
     """
-    falling = max(version - HOLD, 0) / max(total_updates - HOLD, 1)
-    left = 1 - (1 - final) * min(falling, 1.0)
-    for group in optimizer.param_groups:
-        group["lr"].mul_(left / share)
+    falling = (version - HOLD) / (total_updates - HOLD) if total_updates > HOLD else 0.0
+    left = 1 - (1 - config.final_rate) * min(max(falling, 0.0), 1.0)
+    if config.schedule == "adaptive":
+        optimizer.param_groups[0]["lr"].mul_(left / share)
     share.fill_(left)
+    set_fixed_rates(optimizer, config, left)
+
+
+def set_fixed_rates(optimizer: torch.optim.Adam, config: PPOConfig, share_left: float) -> None:
+    """Set the learning rates that follow no KL to what is left of the configured ones."""
+    actor, *critic = optimizer.param_groups
+    if config.schedule == "fixed":
+        actor["lr"].fill_(config.learning_rate * share_left)
+    for group in critic:
+        assert config.critic_learning_rate is not None
+        group["lr"].fill_(config.critic_learning_rate * share_left)
 
 
 def adapt_learning_rate(

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from embodied.algos import losses, returns, sharing
-from embodied.algos.adam import adapt_learning_rate, anneal, build_adam, put_rates, update_average
+from embodied.algos.adam import adapt_learning_rate, anneal, build_adam, put_rates, set_fixed_rates, update_average
 from embodied.algos.batch import Batch, evaluate_in_pieces, merge_fragments
 from embodied.algos.config import PPOConfig
 from embodied.core.algorithm import SINGLE_PROCESS, Algorithm, Metrics, ProcessGroup
@@ -80,12 +80,13 @@ class PPO(Algorithm):
         self._value_unit.fill_(self.policy.scale_values(rms, max(UNIT_WEIGHT, 1 / (version + 1))))
         counts = sharing.count_decisions(weight_B, executed_M, config.max_staleness, self.learners)
         if self.total_updates is not None:
-            anneal(self.optimizer, self._share_left, config.final_rate, version, self.total_updates)
+            anneal(self.optimizer, self._share_left, config, version, self.total_updates)
         warming = version < config.critic_warmup
         if version == config.critic_warmup > 0 and config.schedule == "adaptive":
             # An imitated policy is narrow: the initial rate would move it by several nats. The schedule raises the
             # lower bound again as far as the KL allows.
-            self.optimizer.param_groups[0]["lr"].fill_(min(config.min_learning_rate, config.learning_rate))
+            rate = min(config.min_learning_rate, config.learning_rate)
+            self.optimizer.param_groups[0]["lr"].fill_(rate * self._share_left)
         num_minibatches = min(config.num_minibatches, counts.fewest)
         learned = self._epochs(batch, num_minibatches, warming) if counts.valid else dict.fromkeys(EPOCH_METRICS, 0.0)
         learned["train/learning_rate"] = float(self.optimizer.param_groups[0]["lr"])
@@ -292,7 +293,8 @@ class PPO(Algorithm):
         state: dict[str, Any] = {"optimizer": self.optimizer.state_dict(), "generator": self._generator.get_state()}
         for group in state["optimizer"]["param_groups"]:
             group["lr"] = float(group["lr"])
-        state["share_left"] = float(self._share_left)
+        if self.config.final_rate < 1:
+            state["share_left"] = float(self._share_left)
         if self.reference is not None:
             state["reference"] = self.reference.state_dict()
         if self.deployed is not self.policy:
@@ -306,10 +308,7 @@ class PPO(Algorithm):
         """
         if self.reference is not None and "reference" not in state:
             raise UserError("algo.reference_kl_coef cannot be turned on by resume=: the first policy is not kept")
-        share_left = state.get("share_left", 1.0)  # absent in a state of before `final_rate`
-        self._share_left.fill_(share_left)
         try:
-            rates = [share_left * float(group["lr"]) for group in self.optimizer.param_groups]
             self.optimizer.load_state_dict(state["optimizer"])
             self._generator.set_state(state["generator"].cpu())
             if self.reference is not None:
@@ -317,8 +316,7 @@ class PPO(Algorithm):
             self.policy.load_state_dict(state.get("weights", self.deployed.state_dict()))
         except (KeyError, ValueError, RuntimeError, TypeError, AttributeError) as error:
             raise UserError(f"this is not the state of a PPO on this policy: {error}") from error
-        if self.config.schedule == "fixed":  # the configuration decides, not the checkpoint
-            for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
-                group["lr"] = rate
         put_rates(self.optimizer, self.device)
+        self._share_left.fill_(state.get("share_left", 1.0))
+        set_fixed_rates(self.optimizer, self.config, state.get("share_left", 1.0))
         self._record()

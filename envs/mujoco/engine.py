@@ -63,12 +63,13 @@ class Weights:
 
 
 def needs_own_data(model: mujoco.MjModel) -> bool:
-    """Return whether every simulation must keep data beside its state: of forces, of sleeping bodies, of plugins.
+    """Return whether simulations must keep data beside their state: of forces, of sleeping bodies, of IPC, of plugins.
 
     Otherwise each thread has one MjData, which stays in its cache. States and sensors are the same, bit for bit.
     """
     of_forces = (model.sensor_needstage > int(mujoco.mjtStage.mjSTAGE_VEL)).any()
-    return bool(of_forces or model.opt.enableflags & int(mujoco.mjtEnableBit.mjENBL_SLEEP) or model.nplugin)
+    flags = int(mujoco.mjtEnableBit.mjENBL_SLEEP) | int(mujoco.mjtEnableBit.mjENBL_IPC)
+    return bool(of_forces or model.opt.enableflags & flags or model.nplugin)
 
 
 def take_gravity(model: mujoco.MjModel) -> np.ndarray | None:

@@ -31,7 +31,7 @@ class View:
 
     Tensors have a row per env, N, in metres, seconds and radians, with the batch's type and device. ``batch`` is for
     model fields that a task sets per simulation: it is ``models``, if they are kept apart. Accelerations and forces
-    belong to the last step and are meaningless at the start of an episode: read them by sensors, which are 0 there.
+    belong to the last step, and at the start of an episode to another env: read them by sensors, which are 0 there.
     ``xfrc_applied`` may hold objects' weights (engine.py): add to it, do not replace it.
     """
 

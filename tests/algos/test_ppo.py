@@ -167,9 +167,11 @@ def test_learning_rates_and_their_bounds_fall_after_some_updates_also_across_a_r
     policy, shares = TinyPolicy(), []
     algorithm = ppo(policy, **settings)
     for version in range(12):
+        resumed = ppo(copy.deepcopy(policy), **settings)
+        resumed.load_state_dict(algorithm.state_dict())
+        before, after = (each.state_dict()["optimizer"]["param_groups"] for each in (algorithm, resumed))
+        assert before == after, "bit for bit"
         if version == 7:
-            resumed = ppo(copy.deepcopy(policy), **settings)
-            resumed.load_state_dict(algorithm.state_dict())
             algorithm, policy = resumed, resumed.policy
         algorithm.total_updates = 10
         algorithm.update([make_fragment(policy, seed=version, version=version)], version)
