@@ -91,8 +91,7 @@ class RunConfig:
     one on fresh episodes too; null is never. If instructions are held out, only those that are trained on count."""
     cut_after_success: NonNegativeInt = 0
     """Control steps of success in a row after which an episode of training ends, as a truncation; 0: none does. What is
-    solved is then seen for a shorter time, and what is not for a longer one. One of eight envs has whole episodes, so
-    that a policy learns to stay where it has succeeded; evaluations have nothing else."""
+    solved is then seen for a shorter time, and what is not for a longer one. Evaluations have whole episodes."""
     data: str | None = None
     """Demonstrations, for an algorithm that learns from them."""
     data_keys: dict[str, Any] = field(default_factory=dict)

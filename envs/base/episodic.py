@@ -26,8 +26,6 @@ from embodied.core.spec import SUCCESS, EnvSpec
 from embodied.core.types import Obs, Timestep
 from embodied.envs.base.actions import checked_chunk
 
-PLAYS_ON = 8  # one of so many seeds of envs
-
 
 @dataclass(frozen=True, slots=True)
 class Advance:
@@ -82,7 +80,6 @@ class EpisodicEnv(VecEnv):
         self.waiting_N = torch.zeros(num_envs, dtype=torch.bool, device=device)
         self.steps_left_N = torch.zeros(num_envs, dtype=torch.int64, device=device)
         self._succeeding_N = torch.zeros_like(self.steps_left_N)  # control steps of success in a row
-        self._may_cut_N = torch.ones(num_envs, dtype=torch.bool, device=device)
         self._soonest = 0  # no time limit is reached in fewer control steps, so that nobody waits for a GPU's answer
         self._return_N = torch.zeros(num_envs, device=device)
         self._once = {name: torch.zeros_like(self.waiting_N) for name in spec.outcomes}
@@ -188,7 +185,6 @@ class EpisodicEnv(VecEnv):
         self.sampler = sampler
         self.plans = EpisodePlans.from_state_dict(state)
         self.steps_left_N.copy_(state["steps_left"])
-        self._may_cut_N.copy_(torch.from_numpy(self.plans.seed_n % PLAYS_ON > 0))
         self._soonest = int(self.steps_left_N.min())
         self._return_N.copy_(state["return"])
         if self.cut_after_success:
@@ -210,7 +206,6 @@ class EpisodicEnv(VecEnv):
         rows = torch.from_numpy(ids).to(self.device)
         self.plans.put(ids, plans)
         self.steps_left_N.index_copy_(0, rows, torch.from_numpy(plans.time_limit_n).to(self.device))
-        self._may_cut_N.index_copy_(0, rows, torch.from_numpy(plans.seed_n % PLAYS_ON > 0).to(self.device))
         self._soonest = int(self.steps_left_N.min())
         for counted_N in (self.waiting_N, self._return_N, self._succeeding_N, *self._once.values()):
             counted_N.index_fill_(0, rows, 0)
@@ -252,15 +247,11 @@ class EpisodicEnv(VecEnv):
         return reward_N, ended_N if bool(ended_N.any()) else None
 
     def cut_N(self, outcomes: Mapping[str, Tensor]) -> Tensor | None:
-        """Count a control step of success; return whether ``cut_after_success`` cuts each episode, None if never.
-
-        One of ``PLAYS_ON`` envs is never cut: what a policy does later than such a cut it would never learn, and it
-        would drift away from what it has reached.
-        """
+        """Count a control step of success; return whether ``cut_after_success`` cuts each episode, None if never."""
         if not self.cut_after_success or SUCCESS not in outcomes:
             return None
         self._succeeding_N.add_(1).mul_(outcomes[SUCCESS])
-        return (self._succeeding_N >= self.cut_after_success) & self._may_cut_N
+        return self._succeeding_N >= self.cut_after_success
 
     def _keep_final(self, ended_N: Tensor) -> None:
         rows = ended_N.nonzero().squeeze(-1)

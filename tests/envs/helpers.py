@@ -63,7 +63,6 @@ def assert_same(
 def cut_after_three(env: EpisodicEnv, steps: int, in_a_row_N: Tensor, other: EpisodicEnv | None = None) -> int:
     """Let the expert act, and ``other`` do the same: episodes end, as truncations, where three steps in a row succeed.
 
-    But those of env 0 go on to their time limit.
     in_a_row_N: successful steps so far, int64; goes on counting. Return the number of episodes that ended.
     """
     cut = 0
@@ -71,8 +70,7 @@ def cut_after_three(env: EpisodicEnv, steps: int, in_a_row_N: Tensor, other: Epi
         action = env.expert()
         step = env.step(action)
         in_a_row_N.add_(1).mul_(step.info["success"])
-        assert step.truncated_N[1:].tolist() == (in_a_row_N[1:] == 3).tolist()
-        assert not step.truncated_N[0] or in_a_row_N[0] > 3
+        assert step.truncated_N.tolist() == (in_a_row_N == 3).tolist()
         assert step.episodes.success_at_end_M.all()
         in_a_row_N[step.truncated_N] = 0
         cut += len(step.episodes)
