@@ -317,6 +317,7 @@ class PPO(Algorithm):
         except (KeyError, ValueError, RuntimeError, TypeError, AttributeError) as error:
             raise UserError(f"this is not the state of a PPO on this policy: {error}") from error
         put_rates(self.optimizer, self.device)
-        self._share_left.fill_(state.get("share_left", 1.0))
-        set_fixed_rates(self.optimizer, self.config, state.get("share_left", 1.0))
+        share_left = state.get("share_left", 1.0)  # absent where rates do not fall
+        self._share_left.fill_(share_left)
+        set_fixed_rates(self.optimizer, self.config, share_left)
         self._record()

@@ -9,7 +9,7 @@ import torch
 
 from embodied.envs import make_sampler
 from embodied.envs.mujoco import pool as pools
-from embodied.envs.mujoco.engine import stop_timers, take_gravity, timers
+from embodied.envs.mujoco.engine import needs_own_data, stop_timers, take_gravity, timers
 from embodied.envs.tasks.lift import Lift
 from tests.envs.helpers import actions, assert_same, pool
 
@@ -100,6 +100,13 @@ def test_a_sensor_of_forces_reads_0_at_the_start_of_an_episode(monkeypatch: pyte
     assert env.batch.persistent
     assert (felt[0] != 0).all()
     assert (felt[1] == 0).all()
+
+
+@pytest.mark.parametrize(("flag", "keeps"), [("sleep", True), ("ipc", True), ("energy", False)])
+def test_data_are_kept_where_the_engine_demands_it(flag: str, keeps: bool) -> None:
+    model = mujoco.MjModel.from_xml_string(ONE_BODY.format(gravcomp=1, joint="", sensor=""))
+    model.opt.enableflags |= int(getattr(mujoco.mjtEnableBit, f"mjENBL_{flag.upper()}"))
+    assert needs_own_data(model) == keeps
 
 
 def test_timers_run_only_where_asked() -> None:
