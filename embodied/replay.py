@@ -32,6 +32,7 @@ from embodied.session.files import check_run_dir, read_json
 
 if TYPE_CHECKING:
     from embodied.core.episodes import EpisodePlans
+    from embodied.session.config import RunConfig
 
 SOLVED = "success_at_end"
 SHOWN = 10  # differing episodes that are printed
@@ -81,7 +82,7 @@ def main(options: ReplayConfig) -> dict[str, Any]:
         again, *others = evaluate_policy(
             config, policy, len(before), result["seed"], [part["noise"] for part in parts], options.num_threads, delay,
             line.evaluating(size, "replayed"), True,
-            lambda plans: plans if chosen is None else alone(plans, chosen, before[chosen]["env"]),
+            lambda plans: plans if chosen is None else alone(config, plans, chosen, before[chosen]["env"]),
         )  # fmt: skip
     was, now = before if chosen is None else [before[chosen]], again.pop("records")
     differing = [row for pair in zip(was, now, strict=True) if (row := difference(*pair))]
@@ -123,13 +124,13 @@ def verdict(report: dict[str, Any], records: Sequence[Mapping[str, Any]]) -> dic
     return report
 
 
-def alone(plans: EpisodePlans, episode: int, env: int) -> EpisodePlans:
+def alone(config: RunConfig, plans: EpisodePlans, episode: int, env: int) -> EpisodePlans:
     """Return one episode in the env that it had. It also fills the other envs, so that products round alike."""
-    from embodied.runtime.evaluator import MAX_EVAL_ENVS
+    from embodied.session.factories import acting_envs
 
-    rows = np.arange(min(len(plans), MAX_EVAL_ENVS))
+    rows = np.arange(acting_envs(config, len(plans)))
     chosen = plans.rows(np.full(len(rows), episode))
-    chosen.filler_n[:] = rows != env
+    chosen.filler_n[:] = rows != min(env, rows[-1])  # earlier versions had more envs
     return chosen
 
 

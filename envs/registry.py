@@ -71,7 +71,8 @@ class Family(Protocol):
     """Environments of one simulator: a class without arguments, registered with the dataclass of ``sim`` options.
 
     A family that more than one simulator can run has ``simulators``, the dataclasses of ``sim`` options by the name of
-    the simulator, ``sim=``; the first one is the default.
+    the simulator, ``sim=``; the first one is the default. If copies of an environment may be large, or share what there
+    is once per process, it has ``few_copies = True``: then evaluations have no more copies than training.
     """
 
     def ids(self) -> Sequence[str]:

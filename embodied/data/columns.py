@@ -119,12 +119,17 @@ def action_units(spec: EnvSpec) -> tuple[str, ...]:
     return tuple(map(unit_of, spec.action.terms)) if isinstance(spec.action, Box) else ()
 
 
-def check_actions(action_FA: Tensor, spec: EnvSpec, column: Column, path: Path) -> list[str]:
-    """Return a line if entries use less than SMALL of the space. UserError beyond it. column: conversion so far."""
+def check_actions(action_FA: Tensor, spec: EnvSpec, column: Column, path: Path, says_units: bool = False) -> list[str]:
+    """Return a line if entries use less than SMALL of the space, or may be in an environment's own unit.
+
+    UserError beyond the space. column: conversion so far. says_units: the data set states units.
+    """
     if not isinstance(spec.action, Box):
         return []
     beyond: dict[int, Conversion | None] = {}
     small: dict[int, Conversion | None] = {}
+    own: dict[int, Conversion | None] = {}
+    may_be_own = not (says_units or column.scale or column.offset)
     for i, (term, (low, high)) in enumerate(zip(spec.action.terms, _ranges(action_FA), strict=True)):
         if (size := max(-low, high)) > 1 + ROUNDING:
             *usual, _, largest = conversions(term, low, high)
@@ -133,12 +138,17 @@ def check_actions(action_FA: Tensor, spec: EnvSpec, column: Column, path: Path) 
             small[i] = _fitting((low, high), physical(term))
         elif term.offset and max(abs(low), abs(high - 1)) < SMALL:  # a position, not a step
             small[i] = Conversion("numbers from 0 to 1; if from 1 to 0, scale -2 and offset 1", 2.0, -1.0)
-    described = _described(beyond or small, spec.action_names, action_FA, column, "action")
+        elif may_be_own and not term.unit and (term.scale, term.offset) != (1, 0):
+            own[i] = _fitting((low, high), physical(term)[:1])
+    own = {i: conversion for i, conversion in own.items() if conversion}
+    described = _described(beyond or small or own, spec.action_names, action_FA, column, "action")
     where = f"data set {path}: its action"
     if beyond:
         raise Unfit(f"{where} goes beyond -1 to 1, which is all that task {spec.task} allows: {described}")
-    line = f"{where} uses a small part of -1 to 1, as if it had another unit: {described}"
-    return [line] if small else []
+    if small:
+        return [f"{where} uses a small part of -1 to 1, as if it had another unit: {described}"]
+    read = "states no unit, so -1 to 1 is read as the whole range. It may be in the environment's own unit"
+    return [f"{where} {read}: {described}"] if own else []
 
 
 def check_state(state_FS: Tensor, spec: EnvSpec, column: Column, path: Path) -> list[str]:

@@ -110,7 +110,8 @@ def check_sizes(path: Path, spec: EnvSpec) -> None:
 def _check_size(path: Path, camera: CameraSpec, height: int, width: int) -> None:
     if (height, width) != (camera.height, camera.width):
         pixels = f"{height}x{width} pixels, needed is {camera.height}x{camera.width}"
-        raise UserError(f"data set {path}: pictures of camera {camera.name} have {pixels}")
+        cure = f"policy.image_size={height}, or resize them" if height == width else "resize them, to a square"
+        raise UserError(f"data set {path}: pictures of camera {camera.name} have {pixels}: {cure}")
 
 
 def check_fits(data: Demonstrations, spec: EnvSpec, path: Path, keys: Mapping[str, Any] | None = None) -> list[str]:
@@ -136,14 +137,19 @@ def check_fits(data: Demonstrations, spec: EnvSpec, path: Path, keys: Mapping[st
     for camera in spec.cameras:
         if camera.name in data.images:
             _check_size(path, camera, *data.images[camera.name].shape[1:3])
+    assumed = []
     if not math.isclose(data.control_hz, rate, rel_tol=1e-3):
-        raise columns.Unfit(f"{where}: recorded at {data.control_hz:g} Hz, but task {spec.task} runs at {rate:g}")
+        differs = f"{where}: recorded at {data.control_hz:g} Hz, but task {spec.task}"
+        if "control_dt_s" not in spec.assumed:
+            raise columns.Unfit(f"{differs} runs at {rate:g}")
+        assumed = [f"{differs} states no rate ({rate:g} is assumed): one action must be one step of it"]
     state, action = columns.columns_of(keys or {})
     return [
         *columns.check_units(data.state_units, columns.state_units(spec), spec.state_names, "state", path),
         *columns.check_units(data.action_units, columns.action_units(spec), spec.action_names, "action", path),
         *columns.check_state(data.state_FS, spec, state, path),
-        *columns.check_actions(data.action_FA, spec, action, path),
+        *columns.check_actions(data.action_FA, spec, action, path, bool(data.action_units)),
+        *assumed,
     ]
 
 
@@ -187,6 +193,9 @@ def _names(feature: Mapping[str, Any]) -> tuple[str, ...]:
     names = feature.get("names")
     if isinstance(names, Mapping):  # {"motors": [...]}, as some recorders write it
         names = [name for group in names.values() for name in group]
+    shape: Sequence[int] = feature.get("shape") or ()
+    if len(shape) == 1 and len(names or ()) != shape[0]:  # one name for the whole vector, as others write it
+        return ()
     return tuple(map(str, names or ()))
 
 

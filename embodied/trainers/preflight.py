@@ -39,6 +39,7 @@ from embodied.trainers.imitation import ImitationTrainer
 EPISODES = 3  # that are replayed
 FITS, EXPLAINS = 1e-3, 0.05  # differences of states that rounding explains, and that a cure may leave
 BETTER, MUCH_BETTER = 0.9, 0.75  # share of the difference that each further fault may leave; if starts are others
+OWN = ("measured", "kinematics")  # sources of what the robot measures of itself
 UPDATES, SECONDS, LEARNED = 1000, 30.0, 0.5  # of the imitation of one episode: limits, and the largest error
 
 
@@ -60,7 +61,7 @@ class Recording(NamedTuple):
         frame_T, last_E1 = torch.arange(state_VETS.shape[2]), self.length_E[:, None] - 1
         if self.exact:
             return state_VETS[:, frame_T <= last_E1]
-        own_S = [term.source in ("measured", "kinematics") for term in self.spec.state for _ in range(term.size)]
+        own_S = [term.source in OWN for term in self.spec.state for _ in range(term.size)]
         return state_VETS.diff(dim=2)[..., own_S][:, frame_T[1:] <= last_E1]
 
     def replay(self, meant: Sequence[Meaning]) -> tuple[Tensor, Tensor]:
@@ -95,6 +96,8 @@ def recording(config: RunConfig, spec: EnvSpec, data: Demonstrations, found: Map
     if max(map(len, rows)) == 1:
         return "not possible: the first episodes have one frame"
     plans, added_FA, exact = first_episodes(spec, len(rows), 0), torch.zeros_like(data.action_FA), PLAN in found
+    if not exact and not any(term.source in OWN for term in spec.state):
+        return f"not possible: the data set lacks {PLAN}, and the task does not say what of its state a robot measures"
     if exact:
         plans, added_FA = plans_of(found[PLAN][torch.stack([row[0] for row in rows])]), found[DISTURBANCE].float()
     parts = [pad_sequence([of[row] for row in rows], True) for of in (data.action_FA, added_FA, data.state_FS)]

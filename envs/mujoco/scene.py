@@ -19,6 +19,10 @@ BODY = mujoco.mjtObj.mjOBJ_BODY
 HIDDEN_M = 1e-4  # half size of a geom in the middle of an object, where nothing can touch it
 SCENE = "scene/"  # with which the names of a user's scene begin
 WORLD_BITS = {"contype": 2, "conaffinity": 3}
+# Defaults of geoms that the file of a robot may set; they are not for table and objects.
+OF_ROBOT = (
+    "condim", "density", "friction", "gap", "group", "margin", "material", "priority", "solimp", "solmix", "solref",
+)  # fmt: skip
 MARKER = {"contype": 0, "conaffinity": 0, "group": 2, "mass": 0}  # visible, without contacts
 GREY, RED, GREEN, BLUE = (0.55, 0.57, 0.6, 1), (0.85, 0.2, 0.15, 1), (0.2, 0.7, 0.3, 1), (0.2, 0.4, 0.8, 1)
 Rgba = tuple[float, float, float, float]
@@ -32,7 +36,9 @@ KINDS = {
 
 def on_table(robot: Robot) -> mujoco.MjSpec:
     """Return a scene of the robot and a table plane."""
-    spec = robot.spec()
+    spec, plain = robot.spec(), mujoco.MjSpec()
+    for name in OF_ROBOT:
+        setattr(spec.default.geom, name, getattr(plain.default.geom, name))
     count = len(robot.fingers)
     spec.add_tuple(name="fingers", objtype=[BODY] * count, objname=robot.fingers, objprm=[0] * count)
     spec.worldbody.add_geom(

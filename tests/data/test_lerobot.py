@@ -215,6 +215,22 @@ def test_data_of_another_robot_or_rate(path: Path, spec: EnvSpec, message: str) 
         lerobot.check_fits(read(path), spec, path)
 
 
+def test_a_rate_that_is_assumed_is_not_held_against_the_data(path: Path) -> None:
+    spec = replace(SPEC, control_dt_s=1.0, assumed=("control_dt_s",))
+    (line,) = lerobot.check_fits(read(path), spec, path)
+    assert "recorded at 20 Hz, but task test states no rate (1 is assumed): one action must be one step of it" in line
+
+
+@pytest.mark.parametrize("names", [["state"], {"motors": ["state"]}])
+def test_one_name_for_a_whole_vector_names_no_entry(path: Path, names: object) -> None:
+    """As converters of other projects write it."""
+    features = json.loads((path / "meta" / "info.json").read_text())["features"]
+    features["observation.state"]["names"] = names
+    edit_info(path, features=features)
+    assert read(path).state_names == ()
+    assert lerobot.check_fits(read(path), SPEC, path) == []
+
+
 def test_what_is_not_a_data_set(path: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="is not a LeRobotDataset: no readable meta/info"):
         read(tmp_path / "nothing")
@@ -260,7 +276,7 @@ def test_images_are_png_columns_with_statistics_of_their_channels(tmp_path: Path
     data = read(tmp_path / "set", cameras=["front"])
     assert torch.equal(data.images["front"], pictures)
     lerobot.check_fits(data, replace(SPEC, cameras=(CameraSpec("front", 6, 8),)), tmp_path)
-    with pytest.raises(UserError, match="pictures of camera front have 6x8 pixels, needed is 64x64"):
+    with pytest.raises(UserError, match="pictures of camera front have 6x8 pixels, needed is 64x64: resize"):
         lerobot.check_fits(data, replace(SPEC, cameras=(CameraSpec("front", 64, 64),)), tmp_path)
     with pytest.raises(UserError, match=r"lacks observation.images.wrist .did you mean observation.images.front"):
         read(tmp_path / "set", cameras=["front", "wrist"])

@@ -120,6 +120,22 @@ def test_entries_that_use_hardly_any_of_the_space_are_named(tmp_path: Path) -> N
     assert line.endswith("torque from -0.009 to 0.01")
 
 
+@pytest.mark.parametrize(("low", "high"), [(0.0, 1.0), (-2.0, 2.0)])
+def test_actions_that_may_be_in_the_units_of_an_environment_are_named(low: float, high: float, tmp_path: Path) -> None:
+    """Throttle from 0 to 0.8, or a torque within 0.9 of 2: both fit into -1 to 1 as they are."""
+    term = ActionTerm("action[0]", scale=(high - low) / 2, offset=(high + low) / 2)
+    spec = replace(SPEC, action=Box((term,)))
+    action = torch.linspace(max(low, -0.9), 0.8, len(SHARES))[:, None]
+    path = written(tmp_path, action, spec=spec)
+    (line,) = check_fits(read(path), spec, path)
+    assert "its action states no unit" in line
+    assert "(the environment's unit?)" in line
+    torch.testing.assert_close(read(path, options(line)).action_FA, (action - term.offset) / term.scale)
+    assert check_fits(read(path, options(line)), spec, path, options(line)) == []
+    stated = {"action": {"scale": [1.0]}}  # they are fractions, and the user says so
+    assert check_fits(read(path, stated), spec, path, stated) == []
+
+
 def test_a_gripper_in_half_of_its_range_is_named(tmp_path: Path) -> None:
     """LeRobot's unit; a step may well have one direction."""
     path = written(tmp_path, torch.stack([SHARES[:, 0].abs().round(), *SHARES.T[1:]], 1))

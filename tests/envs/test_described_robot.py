@@ -119,6 +119,40 @@ def test_a_joint_without_limits_may_turn_once_to_either_side_of_home(tmp_path: P
     assert step.episodes.success_at_end_M.float().mean() == 1
 
 
+def test_what_the_file_of_an_arm_says_of_geoms_and_of_the_world_holds_for_the_arm_alone(tmp_path: Path) -> None:
+    text = Panda.mjcf.read_text()
+    of_main = '<geom group="3" margin="0.02" gap="0.01" solref="0.1 1" condim="1" friction="0.1 0 0" density="9"/>'
+    flags = '<flag contact="disable" gravity="disable" actuation="disable"/>'
+    world = f'<option gravity="0 0 -1">{flags}</option>'
+    (tmp_path / "odd.xml").write_text(text.replace("<default>", f"{world}<default>{of_main}", 1))
+    plain, odd = (
+        make_pool("pick_place", {"robot": written(tmp_path, **changes)}, num_envs=1, num_threads=1).model
+        for changes in ({}, {"mjcf": "odd.xml"})
+    )
+    bodies = [plain.body(name).id for name in ("world", "cube", "tray")]
+    of_scene = np.isin(plain.geom_bodyid, bodies)
+    for name in ("group", "margin", "gap", "solref", "condim", "friction"):
+        ours, theirs = (getattr(model, f"geom_{name}") for model in (plain, odd))
+        np.testing.assert_array_equal(ours[of_scene], theirs[of_scene], err_msg=name)
+    np.testing.assert_array_equal(plain.opt.gravity, odd.opt.gravity)
+    assert plain.opt.disableflags == odd.opt.disableflags
+
+
+@pytest.mark.parametrize(
+    "servo",
+    [
+        '<position kp="1000" kv="100" timeconst="0.1" name="joint1"',
+        '<intvelocity kp="1000" kv="100" actrange="-3 3" name="joint1"',
+    ],
+)
+def test_an_actuator_with_a_state_of_its_own_is_no_position_servo(tmp_path: Path, servo: str) -> None:
+    """Its command is a rate, or comes late, and its state would begin each episode at 0 rad."""
+    text = Panda.mjcf.read_text().replace('<position name="joint1" class="panda"', f'{servo} ctrlrange="-2 2"')
+    (tmp_path / "late.xml").write_text(text)
+    with pytest.raises(UserError, match="joint 'joint1': its actuator is no position servo"):
+        make_pool("lift", {"robot": written(tmp_path, mjcf="late.xml")}, num_envs=1, num_threads=1)
+
+
 def test_a_missing_file_is_answered_with_the_nearest_one(tmp_path: Path) -> None:
     path = written(tmp_path)
     with pytest.raises(UserError, match=r"Did you mean '.*my_arm\.yaml'"):

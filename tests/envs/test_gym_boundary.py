@@ -181,7 +181,7 @@ SCALED = {  # type, limits, value: level of the camera
 
 
 @pytest.mark.parametrize("case", SCALED)
-@pytest.mark.parametrize("shape", [(24, 32, 3), (24, 32)])
+@pytest.mark.parametrize("shape", [(24, 32, 3), (32, 32)])
 def test_images_of_numbers_are_cameras(case: tuple[str, int, int, float], shape: tuple[int, ...]) -> None:
     dtype, low, high, value = case
     image = {"shape": shape, "dtype": dtype, "low": low, "high": high, "value": value}
@@ -196,6 +196,21 @@ def test_floats_in_the_shape_of_a_picture_need_the_limits_of_one() -> None:
     ):
         spec("Images", dtype="float32", low=-1, high=1, value=0)
     assert spec("Images", dtype="float32", shape=(24, 32), low=-1, high=1, value=0).state_dim == 24 * 32  # a map
+
+
+@pytest.mark.parametrize(
+    ("image", "value"),
+    [
+        ({"shape": (60, 20), "dtype": "float32", "low": 0, "high": 1}, 0.1234),  # shares of 20 things, 60 times
+        ({"shape": (20, 20), "dtype": "uint8", "low": 0, "high": 3}, 3),  # codes of cells
+        ({"shape": (20, 20, 2), "dtype": "uint8", "low": 0, "high": 9}, 9),
+    ],
+)
+def test_numbers_and_codes_that_are_no_picture_are_the_state(image: dict[str, Any], value: float) -> None:
+    with closing(make("Images", value=value, **image)) as env:
+        assert not env.spec.images
+        assert env.spec.state_dim == np.prod(image["shape"])
+        assert (steps(env, 1)[0]["state"] == np.float32(value)).all()
 
 
 def test_an_image_beyond_its_limits_is_named() -> None:

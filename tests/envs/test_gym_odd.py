@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import gymnasium
 import numpy as np
 import pytest
+import torch
 from gymnasium import spaces
 
 from embodied import eval as evaluate
 from embodied import train
+from embodied.core.episodes import PlanList
 from embodied.core.errors import UserError
 from embodied.envs import FAMILIES
 from embodied.envs.adapters.config import GymConfig, GymSimConfig
 from embodied.envs.adapters.gym.probe import _probe
+from embodied.envs.episodes.sampler import first_episodes
 from embodied.session.defaults import compose_new
+from embodied.session.factories import acting_envs
 from tests.commands.helpers import run
 from tests.envs.toy_gym import Toy
 
@@ -126,3 +131,66 @@ def test_a_run_is_refused_by_an_environment_with_other_limits(tmp_path: Path) ->
         outcome = run(main, options)
         assert outcome.code == 2
         assert "action 'action[0]' was 0 to 1, is 0 to 2" in outcome.stderr
+
+
+class MaskedLater(Odd):
+    """Says which choices are allowed, but not yet at a reset."""
+
+    observation_space = VECTOR
+    action_space = spaces.Discrete(3)
+
+    def step(self, action: Any) -> Any:
+        observation, reward, terminated, truncated, info = super().step(action)
+        assert self.steps == 1 or action == 2, "only this one is allowed"
+        return observation, reward, terminated, truncated, {**info, "action_mask": np.array([0, 0, 1])}
+
+
+def test_a_mask_that_is_not_in_the_first_info_counts() -> None:
+    spec, name = spec_of(MaskedLater)
+    assert spec.action_mask
+    with closing(FAMILY.make(name, GymConfig(), num_envs=2, num_threads=1, sim=GymSimConfig())) as env:
+        obs = env.reset(PlanList(first_episodes(env.spec, 2, 0), 2))
+        assert obs["action_mask"].all()
+        assert env.step(torch.zeros(2, 1, dtype=torch.int64)).obs["action_mask"].tolist() == [[False, False, True]] * 2
+
+
+def test_a_mask_has_no_meaning_for_continuous_actions() -> None:
+    class Masked(Odd):
+        observation_space = VECTOR
+
+        def step(self, action: Any) -> Any:
+            *rest, info = super().step(action)
+            return *rest, {**info, "action_mask": np.ones(5)}
+
+    spec, name = spec_of(Masked)
+    assert not spec.action_mask
+    with closing(FAMILY.make(name, GymConfig(), num_envs=2, num_threads=1, sim=GymSimConfig())) as env:
+        env.reset(PlanList(first_episodes(env.spec, 2, 0), 2))
+        env.step(torch.zeros(2, env.spec.action_dim))
+
+
+class Vector(Plain):
+    observation_space = VECTOR
+
+
+@pytest.mark.parametrize("wrapper", [gymnasium.wrappers.NormalizeObservation, gymnasium.wrappers.NormalizeReward])
+def test_wrappers_with_statistics_of_each_copy_are_refused(wrapper: Any) -> None:
+    name = f"Normalised{len(gymnasium.registry)}-v0"
+    gymnasium.register(name, lambda: gymnasium.wrappers.ClipReward(wrapper(Vector()), -1, 1), max_episode_steps=12)
+    with pytest.raises(UserError, match=f"wrapper {wrapper.__name__} keeps statistics of its own in each copy"):
+        FAMILY.spec(name, GymConfig())
+
+
+def test_a_time_limit_inside_of_what_is_registered_is_found() -> None:
+    name = f"Inside{len(gymnasium.registry)}-v0"
+    gymnasium.register(name, lambda: gymnasium.wrappers.TimeLimit(Plain(), 7))
+    spec = FAMILY.spec(name, GymConfig())
+    assert (spec.max_episode_steps, "max_episode_steps" in spec.assumed) == (7, False)
+    assert FAMILY.spec(name, GymConfig(max_episode_steps=5)).max_episode_steps == 5
+
+
+def test_evaluations_have_no_more_copies_than_training() -> None:
+    """They may be large, or share what exists once per process; those of our pool are rows of arrays."""
+    _, name = spec_of(Odd)
+    ours, other = compose_new({"task": "lift", "num_envs": 8}), compose_new({"task": f"gym/{name}", "num_envs": 8})
+    assert (acting_envs(ours, 200), acting_envs(other, 200), acting_envs(other, 3)) == (200, 8, 3)

@@ -64,6 +64,8 @@ class GymEnv(EpisodicEnv):
 class Gym:
     """See ``embodied.envs.registry.Family``. The first ``spec`` of an environment builds one, to read its spaces."""
 
+    few_copies = True
+
     def ids(self) -> Sequence[str]:
         return known_ids()
 
@@ -78,7 +80,7 @@ class Gym:
         check_cameras(name, cameras, available, [] if state else images, found.action)
         stated = {
             "control_dt_s": task.control_dt_s or found.dt_s,
-            "max_episode_steps": task.max_episode_steps or found.source.registration.max_episode_steps,
+            "max_episode_steps": found.stated_steps,
         }
         text = task.instruction or id.rpartition(":")[2].rpartition("/")[2].partition("-v")[0]
         return EnvSpec(
@@ -89,7 +91,7 @@ class Gym:
             max_episode_steps=found.source.max_episode_steps,
             cameras=tuple(cameras),
             instructions=(Instruction(text, goal=text),),
-            action_mask=found.source.has_mask and not isinstance(found.action, Box),
+            action_mask=found.source.has_mask,
             outcomes=(SUCCESS,) if found.source.success else (),
             repeats="none" if found.source.registration.nondeterministic else "all",
             assumed=tuple(name for name, value in stated.items() if not value),

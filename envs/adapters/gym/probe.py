@@ -6,7 +6,7 @@ import logging
 import math
 import numbers
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import import_module
 from importlib.util import find_spec
@@ -15,11 +15,12 @@ from typing import Any
 import gymnasium
 import numpy as np
 from gymnasium.envs.registration import EnvSpec as Registration
-from gymnasium.vector import AutoresetMode
+from gymnasium.vector import AutoresetMode, VectorWrapper
+from gymnasium.wrappers import TimeLimit
 from numpy.typing import NDArray
 
 from embodied.core.errors import UserError, describe_error, nearest
-from embodied.core.spec import ActionSpace
+from embodied.core.spec import ActionSpace, Box
 from embodied.envs.adapters.gym.results import WrongResult, advice, mask_of, reset_of, staying, step_of
 from embodied.envs.adapters.gym.source import SingleEnvView, Source, class_of, close
 from embodied.envs.adapters.gym.spaces import ActionCodec, Leaf, action_space_of, check_names, leaves_of
@@ -47,6 +48,8 @@ class Probe:
     """Findings on an environment."""
 
     source: Source
+    stated_steps: int | None
+    """Its time limit: of the option, its registration or its own ``TimeLimit``; None: it states none."""
     leaves: tuple[Leaf, ...]
     action: ActionSpace
     dt_s: float | None
@@ -116,9 +119,18 @@ def _probe(id: str, kwargs: str, success_key: str | None, max_episode_steps: int
     source = Source(name, registration, module, json.loads(kwargs), limit)
     env, is_vector = _built(source)
     try:
+        wrappers = list(_wrappers(env))
+        for kept in {"NormalizeObservation", "NormalizeReward"} & {type(each).__name__ for each in wrappers}:
+            copies = "keeps statistics of its own in each copy, so evaluations would see other numbers than training"
+            raise UserError(f"its wrapper {kept} {copies}: leave it out, the policy standardises what it gets")
+        stated = max_episode_steps or registration.max_episode_steps
+        if stated is None:
+            limits = [each.spec.max_episode_steps for each in wrappers if isinstance(each, TimeLimit) and each.spec]
+            stated = min((limit for limit in limits if limit), default=None)
+            source = replace(source, max_episode_steps=stated or DEFAULT_STEPS)
         leaves, action = tuple(leaves_of(env.observation_space)), action_space_of(env.action_space)
         check_names(leaves)
-        infos, step_s, has_mask = _first_steps(env, leaves)
+        infos, step_s, has_mask = _first_steps(env, leaves, isinstance(action, Box))
         reported = set().union(*infos)
         success = success_key or next((key for key in SUCCESS_KEYS if key in reported), None)
         if success_key and success_key not in reported:
@@ -126,7 +138,7 @@ def _probe(id: str, kwargs: str, success_key: str | None, max_episode_steps: int
             log.warning(unseen, name, PROBE_STEPS, success_key, ", ".join(sorted(reported)) or "nothing")
         source = replace(source, success=success, has_mask=has_mask)
         can_render = "rgb_array" in (env.metadata.get("render_modes") or ()) and source.takes_render_mode
-        return Probe(source, leaves, action, _dt_s(env), can_render, step_s, is_vector)
+        return Probe(source, stated, leaves, action, _dt_s(env), can_render, step_s, is_vector)
     except WrongResult as error:
         raise UserError(f"task {name} cannot be served: its class {class_of(env)} {error}") from error
     except UserError as error:
@@ -167,11 +179,21 @@ def _built(source: Source) -> tuple[gymnasium.Env[Any, Any], bool]:
     return view, by_mask
 
 
+def _wrappers(env: gymnasium.Env[Any, Any]) -> Iterator[Any]:
+    """Yield the wrappers of an environment, or of the vector environment that it shows, from outside."""
+    inner: Any = env.vector if isinstance(env, SingleEnvView) else env
+    while isinstance(inner, (gymnasium.Wrapper, VectorWrapper)):
+        yield inner
+        inner = inner.env
+
+
 @staying()
-def _first_steps(env: gymnasium.Env[Any, Any], leaves: Sequence[Leaf]) -> tuple[list[Mapping[str, Any]], float, bool]:
+def _first_steps(
+    env: gymnasium.Env[Any, Any], leaves: Sequence[Leaf], continuous: bool
+) -> tuple[list[Mapping[str, Any]], float, bool]:
     """Make some random steps; return infos, the duration of the fastest (s), and whether a mask forbids choices."""
     observation, info = reset_of(env.reset(seed=0))
-    infos, step_s, has_mask = [info], math.inf, mask_of(env, info) is not None
+    infos, step_s, has_mask = [info], math.inf, False
     env.action_space.seed(0)
     before: dict[str, NDArray[Any]] = {}
     blurred: set[str] = set()  # parts whose changes float32 loses
@@ -182,8 +204,9 @@ def _first_steps(env: gymnasium.Env[Any, Any], leaves: Sequence[Leaf]) -> tuple[
             if ((value != old) & (np.float32(value) == np.float32(old))).any():
                 blurred.add(leaf.name)
             before[leaf.name] = value
-        action, mask = env.action_space.sample(), mask_of(env, info)
+        action, mask = env.action_space.sample(), None if continuous else mask_of(env, info)
         if mask is not None:  # the first choices that are allowed
+            has_mask = True
             codec = ActionCodec(env.action_space)
             allowed = [part.argmax() for part in np.split(mask, np.cumsum(codec.counts)[:-1])]
             action = codec.decode(np.array([allowed]))[0]

@@ -284,5 +284,8 @@ class VectorRows(EncodedRows):
             for i in ids.tolist():
                 self.rendered[i] = resized(shown(frames[i]), *self.rendered.shape[2:0:-1])
         if self.source.has_mask:
+            masks: Any = infos.get("action_mask")
+            told_N = np.zeros(len(self.seed_N), np.bool_) if masks is None else infos.get("_action_mask", ~self.over_N)
             for i in ids.tolist():
-                self.write_mask(i, None if self.over_N[i] else checked.flat_mask(infos["action_mask"][i]))
+                known = masks is not None and told_N[i] and not self.over_N[i]
+                self.write_mask(i, checked.flat_mask(masks[i]) if known else None)

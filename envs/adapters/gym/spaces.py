@@ -132,17 +132,19 @@ class Leaf:
     def frames(self) -> dict[str, Frame]:
         """Its frames by the name of their camera, newest first; {} if it is no image.
 
-        An image is a Box of bytes, or of other numbers with the limits 0 and 1 or 0 and 255, in a shape that
-        ``frames_in`` knows. UserError for bytes of another shape, and for colours in other numbers with other limits.
+        An image is a Box with the limits 0 and 1 or 0 and 255, in a shape that ``frames_in`` knows; numbers that are no
+        bytes also need an axis of 1 or 3 channels, or to be square. UserError for bytes from 0 to 255 of another shape,
+        and for colours with other limits.
         """
         space, shape = self.space, self.space.shape
         if not isinstance(space, spaces.Box) or sum(side >= SMALLEST_IMAGE for side in shape) < 2:
             return {}
         frames = frames_in(self.name, shape)
         is_bytes, limits = space.dtype == np.uint8, _limits(space)
-        if frames and (is_bytes or limits in ((0, 1), (0, 255))):
+        channels = len(shape) > 2 and (shape[-1] in (1, 3) or shape[-3] in (1, 3))
+        if frames and limits in ((0, 1), (0, 255)) and (is_bytes or channels or shape[-1] == shape[-2]):
             return by_age(self.name.replace(".", "_").replace("observation_", "", 1), frames)
-        if is_bytes:
+        if is_bytes and limits == (0, 255):
             got = f"its observation '{self.name}' is an array of bytes {list(shape)}"
             needed = "[height, width], with 1 or 3 channels last or first, or a stack [frames, height, width, 1 or 3]"
             raise UserError(f"{got}; images must be {needed}")

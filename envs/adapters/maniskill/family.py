@@ -205,6 +205,8 @@ class ManiSkillScene(ManiSkillEnv):
 class ManiSkill:
     """See ``registry.Family``. A child process describes an environment, some seconds for the first time."""
 
+    few_copies = True
+
     def ids(self) -> Sequence[str]:
         return _ids()
 

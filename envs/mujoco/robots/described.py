@@ -29,6 +29,8 @@ from embodied.envs.mujoco.robots.base import Robot
 from embodied.envs.mujoco.robots.gripper_arm import GripperArm
 from embodied.envs.mujoco.robots.jaws import measure_jaws
 
+BIT = mujoco.mjtDisableBit
+NEEDED = BIT.mjDSBL_CONTACT | BIT.mjDSBL_GRAVITY | BIT.mjDSBL_ACTUATION | BIT.mjDSBL_CONSTRAINT | BIT.mjDSBL_SENSOR
 HELD_BOX = (0.2, 0.7)  # share of the workspace along each axis
 GRIPPER = "gripper/"  # with which the names of a gripper's MJCF of its own begin
 HELD_POSES, HELD_MISS_M = 256, 0.005
@@ -159,8 +161,9 @@ class DescribedArm(GripperArm):
             for body in spec.bodies[1:]:
                 body.gravcomp = 1
         spec.option.timestep, spec.option.integrator = file.timestep_s, mujoco.mjtIntegrator.mjINT_IMPLICITFAST
-        spec.option.cone = mujoco.mjtCone.mjCONE_ELLIPTIC
-        spec.option.disableflags |= mujoco.mjtDisableBit.mjDSBL_ISLAND | mujoco.mjtDisableBit.mjDSBL_AUTORESET
+        spec.option.cone, spec.option.gravity = mujoco.mjtCone.mjCONE_ELLIPTIC, [0, 0, -9.81]
+        spec.option.disableflags &= ~NEEDED
+        spec.option.disableflags |= BIT.mjDSBL_ISLAND | BIT.mjDSBL_AUTORESET
         return spec
 
     def _check_freedom(self) -> None:

@@ -97,7 +97,8 @@ def is_servo(model: mujoco.MjModel, actuator: int) -> bool:
     gain, (_, bias, _) = model.actuator_gainprm[actuator, 0], model.actuator_biasprm[actuator, :3]
     of_joint = model.actuator_trntype[actuator] == mujoco.mjtTrn.mjTRN_JOINT and model.actuator_gear[actuator, 0] == 1
     affine = model.actuator_biastype[actuator] == mujoco.mjtBias.mjBIAS_AFFINE
-    return bool(of_joint and affine and gain > 0 and gain == -bias)
+    at_once = model.actuator_dyntype[actuator] == mujoco.mjtDyn.mjDYN_NONE  # else its command is a rate, or delayed
+    return bool(of_joint and affine and at_once and gain > 0 and gain == -bias)
 
 
 def ancestors(model: mujoco.MjModel, body: int) -> list[int]:
