@@ -25,11 +25,15 @@ from embodied.policies.config import POLICIES, PixelConfig
 from embodied.session.config import CONFIG_DIR, RunConfig, compose_run, expand, read_run
 
 NUM_ENVS = 8
+CHUNK = 4  # actions of a chunk, where policies have some
+OF_CHUNKS = {"runtime.decisions": 8, "algo.epochs": 5}
+"""Of a flow policy from scratch that is told to plan chunks of actions."""
 ON_GPU = {
-    "num_envs": 4096, "runtime.decisions": 4, "algo.num_minibatches": 4, "algo.max_learning_rate": 1e-2,
-    "algo.desired_kl": 0.03, "cut_after_success": 0,
+    "policy.horizon": 4, "policy.execute": 4, "num_envs": 4096, "runtime.decisions": 4, "algo.epochs": 5,
+    "algo.num_minibatches": 4, "algo.max_learning_rate": 1e-2, "algo.desired_kl": 0.03, "cut_after_success": 0,
 }  # fmt: skip
 """Of our own tasks where a GPU simulates: fewer envs take as long a step (docs/gpu.md)."""
+OF_INIT = ("denoise_steps", "horizon", "execute")  # options of a policy that training starts from
 BATCH, MINIBATCH, EPOCHS, RATE = 2048, 128, 10, 3e-4
 IMAGE_BATCH, IMAGE_MINIBATCH, IMAGE_EPOCHS, IMAGE_RATE = 1024, 256, 4, 2.5e-4
 HORIZONS = 10  # horizons of the discount in an episode as long as its time limit
@@ -50,7 +54,7 @@ def compose_new(words: Mapping[str, Any], tell: Callable[[str], None] = lambda l
 
     tell: gets the lines that say what was derived.
     """
-    words = _with_steps_of_init(expand(words))
+    words = _with_chunks(_with_options_of_init(expand(words)))
     task, algo = str(words.get("task", "")), str(words.get("algo", "ppo"))
     foreign = "/" in task and split_name(task)[0] != DEFAULT_FAMILY
     if not foreign:
@@ -88,12 +92,24 @@ def _compose_own(words: Mapping[str, Any], tell: Callable[[str], None]) -> RunCo
     return compose_run({**ON_GPU, **words})
 
 
-def _with_steps_of_init(words: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the words with the denoise steps of the policy that training starts from: its weights are of these."""
-    if words.get("init") is None or not hasattr(compose_run(words).policy.options, "denoise_steps"):
+def _with_options_of_init(words: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the words with denoise steps and chunks of the policy that training starts from: its weights fit these."""
+    if words.get("init") is None:
         return dict(words)
-    source = read_run(Path(str(words["init"]))).policy.options
-    return {"policy.denoise_steps": source.denoise_steps, **words} if hasattr(source, "denoise_steps") else dict(words)
+    own, source = compose_run(words).policy.options, read_run(Path(str(words["init"]))).policy.options
+    both = [name for name in OF_INIT if hasattr(own, name) and hasattr(source, name)]
+    return {**{f"policy.{name}": getattr(source, name) for name in both}, **words}
+
+
+def _with_chunks(words: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the words with what belongs to chunks, if a flow policy from scratch is told to plan some."""
+    from_scratch = (words.get("policy", "flow"), words.get("algo", "ppo"), words.get("init")) == ("flow", "ppo", None)
+    given = [words[name] for name in ("policy.horizon", "policy.execute") if name in words]
+    if not from_scratch or not given or not all(isinstance(size, int) for size in given):
+        return dict(words)
+    horizon = words.get("policy.horizon", max(CHUNK, *given))
+    execute, chunks = min(CHUNK, horizon), {} if horizon == 1 else OF_CHUNKS
+    return {"policy.horizon": horizon, "policy.execute": execute, **chunks, **words}
 
 
 def spec_of(config: RunConfig, chosen: bool = False) -> EnvSpec:

@@ -9,6 +9,7 @@ import pytest
 
 from embodied import train
 from embodied.algos import adam
+from embodied.core.errors import UserError
 from embodied.core.spec import CameraSpec, Discrete, EnvSpec, MultiDiscrete
 from embodied.report.metrics import read_metrics
 from embodied.session.config import compose_run, read_run, to_mapping, to_yaml
@@ -145,15 +146,37 @@ def test_our_own_tasks_have_more_envs_only_where_a_gpu_simulates_them(words: dic
     assert not lines
     on_gpu = compose_new({"task": "reach", "sim": "warp", "device": "cuda"}, lines.append)
     assert on_gpu.num_envs == 4096
-    sizes = "num_envs=4096 runtime.decisions=4 algo.num_minibatches=4"
+    sizes = "policy.horizon=4 policy.execute=4 num_envs=4096 runtime.decisions=4 algo.epochs=5 algo.num_minibatches=4"
     rates = "algo.max_learning_rate=0.01 algo.desired_kl=0.03"
     assert lines == [f"sim=warp on a GPU → {sizes} {rates} cut_after_success=0"]
 
 
-def test_a_run_that_starts_from_another_has_its_denoise_steps(tmp_path: Path) -> None:
-    words = {"task": "reach", "init": str(tmp_path)}
-    for before, steps in (({}, 1), ({"algo": "sft"}, 4), ({"policy.denoise_steps": 2}, 2)):
-        (tmp_path / "config.yaml").write_text(to_yaml(compose_run({"task": "reach", **before})))
-        assert compose_new(words).policy.options.denoise_steps == steps
-    assert compose_new({**words, "policy.denoise_steps": 8}).policy.options.denoise_steps == 8
-    assert compose_new(words).num_envs == 512
+def chunks(words: dict[str, Any]) -> tuple[int, ...]:
+    """Denoise steps, horizon, executed actions, decisions of a rollout and envs."""
+    config = compose_new({"task": "reach", **words})
+    flow = config.policy.options
+    return flow.denoise_steps, flow.horizon, flow.execute, config.runtime.decisions, config.num_envs
+
+
+def test_a_run_that_starts_from_another_has_its_denoise_steps_and_chunks(tmp_path: Path) -> None:
+    words = {"init": str(tmp_path)}
+    for before, found in (
+        ({}, (1, 1, 1)),
+        ({"algo": "sft"}, (4, 4, 4)),
+        ({"policy.denoise_steps": 2, "policy.horizon": 8}, (2, 8, 4)),
+    ):
+        (tmp_path / "config.yaml").write_text(to_yaml(compose_new({"task": "reach", **before})))
+        assert chunks(words) == (*found, 4, 512)
+        assert chunks({**words, "policy.denoise_steps": 8, "policy.execute": 1})[:3] == (8, found[1], 1)
+
+
+def test_flow_from_scratch_has_single_actions_unless_chunks_are_chosen() -> None:
+    assert chunks({}) == chunks({"policy.horizon": 1}) == (1, 1, 1, 16, 256)
+    assert chunks({"policy.horizon": 8}) == (1, 8, 4, 8, 256)
+    assert chunks({"policy.horizon": 2}) == (1, 2, 2, 8, 256)
+    assert chunks({"policy.execute": 6}) == (1, 6, 6, 8, 256)
+    assert chunks({"policy.horizon": 8, "policy.execute": 2, "runtime.decisions": 3}) == (1, 8, 2, 3, 256)
+    with pytest.raises(UserError, match="execute"):
+        compose_new({"task": "reach", "policy.horizon": 2, "policy.execute": 4})
+    with pytest.raises(UserError, match=r"policy\.horizon: got 'x'"):
+        compose_new({"task": "reach", "policy.horizon": "x"})
