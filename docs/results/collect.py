@@ -33,7 +33,7 @@ def collect(run: Path, command: str) -> dict[str, object]:
         "wall_s": rows[-1]["wall_s"],
         "env_steps": rows[-1].get("env_steps", 0),  # 0: imitation
         "iterations": rows[-1]["iteration"],
-        "final": evaluations[max(finals, key=lambda name: int(name.split("_")[1]))],  # of a resumed run the last
+        "final": evaluations[max(finals, key=lambda name: int(name.split("_")[1]))] if finals else None,  # the last
         "during_training": {name: value for name, value in evaluations.items() if name.startswith("train")},
         "curve": {key: [row_value(row, key) for row in kept] for key in CURVE if key in rows[-1]},
         "config": config | {"out": f"runs/{run.name}"},

@@ -23,8 +23,8 @@ ORIGIN = Origin("task", "policy", "runs/x", "step_1", 1, 0.5, {})
 def small_config(task: str, policy: str, **options: object) -> RunConfig:
     """Return the configuration of a run with a small policy."""
     networks = {} if policy.startswith("vla") else NETWORKS
-    steps = {"policy.denoise_steps": 4} if policy == "flow" else {}
-    return compose_run({"task": task, "policy": policy, **SMALL, **networks, **steps, **options})
+    chunk = {"policy.denoise_steps": 4, "policy.horizon": 4, "policy.execute": 4} if policy == "flow" else {}
+    return compose_run({"task": task, "policy": policy, **SMALL, **networks, **chunk, **options})
 
 
 def random_policy(config: RunConfig) -> nn.Module:
