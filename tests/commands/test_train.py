@@ -254,7 +254,7 @@ def test_grpo_trains_on_whole_episodes_of_groups(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "decisions"),
     [
-        ({"task": "stack"}, 8),
+        ({"task": "stack"}, 16),
         ({"task": "stack", "algo": "grpo"}, 24),
         ({"task": "stack", "algo": "grpo", "policy.execute": 3}, 32),
         ({"task": "pick_place", "algo": "grpo", "task.max_episode_steps": 40}, 10),
