@@ -85,7 +85,7 @@ def scratch() -> None:
     row("task", *(f"{kind}: minutes to 90%" for kind in kinds_of), *(f"{kind}, at the end" for kind in kinds_of))
     row(*["---"] * 5)
     for task in ("lift", "pick_place"):
-        kinds = records(f"learning/{task}-flow-*.json"), records(f"imitation/{task}-[0-9]-rl.json")
+        kinds = records(f"ablation/chunks-{task}-flow-*.json"), records(f"imitation/{task}-[0-9]-rl.json")
         first = [listed([minutes_to(record, 0.9) for record in found]) for found in kinds]
         row(f"`{task}`", *first, *map(spread, kinds))
     print()
