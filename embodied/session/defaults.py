@@ -28,8 +28,9 @@ NUM_ENVS = 8
 CHUNK = 4  # actions of a chunk, where policies have some
 OF_CHUNKS = {"runtime.decisions": 8, "algo.epochs": 5}
 """Of a flow policy from scratch that is told to plan chunks of actions."""
+SIZES = ("policy.horizon", "policy.execute")
 ON_GPU = {
-    "policy.horizon": 4, "policy.execute": 4, "num_envs": 4096, "runtime.decisions": 4, "algo.epochs": 5,
+    "num_envs": 4096, "runtime.decisions": 4, "algo.epochs": 5,
     "algo.num_minibatches": 4, "algo.max_learning_rate": 1e-2, "algo.desired_kl": 0.03, "cut_after_success": 0,
 }  # fmt: skip
 """Of our own tasks where a GPU simulates: fewer envs take as long a step (docs/gpu.md)."""
@@ -54,11 +55,12 @@ def compose_new(words: Mapping[str, Any], tell: Callable[[str], None] = lambda l
 
     tell: gets the lines that say what was derived.
     """
-    words = _with_chunks(_with_options_of_init(expand(words)))
+    words = _with_options_of_init(expand(words))
     task, algo = str(words.get("task", "")), str(words.get("algo", "ppo"))
     foreign = "/" in task and split_name(task)[0] != DEFAULT_FAMILY
     if not foreign:
         return _compose_own(words, tell)
+    words = _with_chunks(words) if words.get("policy") == "flow" else words  # it is no task's default there
     if words.get("init") is not None or ALGORITHMS[algo].config is not PPOConfig:
         return compose_run(words)
     config = compose_run({"policy": "gaussian", **words})  # it has all options of the policies that are chosen below
@@ -79,7 +81,7 @@ def compose_new(words: Mapping[str, Any], tell: Callable[[str], None] = lambda l
 
 def _compose_own(words: Mapping[str, Any], tell: Callable[[str], None]) -> RunConfig:
     """Compose the configuration of a new run on a task of ours."""
-    config = compose_run(words)
+    config = compose_run(_with_chunks(words))
     given = {"num_envs", "init", "data"} & words.keys()
     if config.sim.name != "warp" or given or config.policy.options.observed_cameras:
         return config
@@ -88,8 +90,10 @@ def _compose_own(words: Mapping[str, Any], tell: Callable[[str], None]) -> RunCo
     simulates_on = config.sim.options.device
     if not means_cuda(config.runtime.device if simulates_on == "auto" else simulates_on):
         return config
-    tell(f"sim=warp on a GPU → {_written(ON_GPU, words)}")
-    return compose_run({**ON_GPU, **words})
+    chunked = _with_chunks({"policy.horizon": CHUNK, **words}) if config.policy.name == "flow" else words
+    settings = {size: chunked[size] for size in SIZES if size in chunked} | ON_GPU
+    tell(f"sim=warp on a GPU → {_written(settings, words)}")
+    return compose_run({**chunked, **ON_GPU, **words})
 
 
 def _with_options_of_init(words: Mapping[str, Any]) -> dict[str, Any]:
@@ -104,8 +108,8 @@ def _with_options_of_init(words: Mapping[str, Any]) -> dict[str, Any]:
 def _with_chunks(words: Mapping[str, Any]) -> dict[str, Any]:
     """Return the words with what belongs to chunks, if a flow policy from scratch is told to plan some."""
     from_scratch = (words.get("policy", "flow"), words.get("algo", "ppo"), words.get("init")) == ("flow", "ppo", None)
-    given = [words[name] for name in ("policy.horizon", "policy.execute") if name in words]
-    if not from_scratch or not given or not all(isinstance(size, int) for size in given):
+    given = [words[size] for size in SIZES if size in words]
+    if not from_scratch or not given or not all(isinstance(number, int) for number in given):
         return dict(words)
     horizon = words.get("policy.horizon", max(CHUNK, *given))
     execute, chunks = min(CHUNK, horizon), {} if horizon == 1 else OF_CHUNKS

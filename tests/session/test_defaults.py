@@ -149,6 +149,10 @@ def test_our_own_tasks_have_more_envs_only_where_a_gpu_simulates_them(words: dic
     sizes = "policy.horizon=4 policy.execute=4 num_envs=4096 runtime.decisions=4 algo.epochs=5 algo.num_minibatches=4"
     rates = "algo.max_learning_rate=0.01 algo.desired_kl=0.03"
     assert lines == [f"sim=warp on a GPU → {sizes} {rates} cut_after_success=0"]
+    gpu = {"sim": "warp", "device": "cuda"}
+    assert chunks({**gpu, "policy.horizon": 8}) == (1, 8, 4, 4, 4096)
+    recipe = compose_new({**gpu, "task": "lift", "policy": "gaussian"})  # its single actions stay
+    assert (recipe.policy.options.horizon, recipe.num_envs) == (1, 4096)
 
 
 def chunks(words: dict[str, Any]) -> tuple[int, ...]:
@@ -168,6 +172,14 @@ def test_a_run_that_starts_from_another_has_its_denoise_steps_and_chunks(tmp_pat
         (tmp_path / "config.yaml").write_text(to_yaml(compose_new({"task": "reach", **before})))
         assert chunks(words) == (*found, 4, 512)
         assert chunks({**words, "policy.denoise_steps": 8, "policy.execute": 1})[:3] == (8, found[1], 1)
+
+
+def test_a_chunk_on_a_task_of_others_keeps_what_follows_from_the_task() -> None:
+    words = {"task": "gym/Pendulum-v1", "policy.execute": 4}
+    plain, flow = compose_new(words), compose_new({**words, "policy": "flow"})
+    assert (plain.policy.name, plain.policy.options.horizon, plain.runtime.decisions) == ("gaussian", 4, 256)
+    assert (plain.algo.options.epochs, flow.algo.options.epochs) == (10, 5)
+    assert (flow.policy.options.horizon, flow.runtime.decisions) == (4, 8)
 
 
 def test_flow_from_scratch_has_single_actions_unless_chunks_are_chosen() -> None:
