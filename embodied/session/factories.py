@@ -104,10 +104,10 @@ def make_acting_env(
 ) -> VecEnv:
     """Build the environments in which the run's policy acts: those of ``make_env``, with its delays of inference.
 
-    num_envs: at most; see ``acting_envs``. num_threads: 0 is all cores. delay: delay of all decisions but an episode's
+    num_threads: 0 is all cores. delay: delay of all decisions but an episode's
     first, control steps. None draws it for a policy with ``max_delay``; for another policy it is 0.
     """
-    env = make_env(config, acting_envs(config, num_envs), num_threads or threads.available_cores(), run_dir)
+    env = make_env(config, num_envs, num_threads or threads.available_cores(), run_dir)
     env.cut_after_success = cut_after_success
     return with_delays(env, config.policy.options.execute, config.max_delay, delay)
 
@@ -117,6 +117,13 @@ def acting_envs(config: RunConfig, wanted: int) -> int:
     family, _ = split_name(config.task.name)
     few = getattr(FAMILIES[family].build, "few_copies", False)
     return min(wanted, MAX_EVAL_ENVS, *([config.num_envs] if few else []))
+
+
+def make_eval_env(
+    config: RunConfig, episodes: int, num_threads: int = 0, run_dir: Path = Path(), delay: int | None = None
+) -> VecEnv:
+    """Build the environments of ``make_acting_env`` for an evaluation of so many episodes; see ``acting_envs``."""
+    return make_acting_env(config, acting_envs(config, episodes), num_threads, run_dir, delay)
 
 
 def with_delays(env: VecEnv, execute: int, max_delay: int, delay: int | None) -> VecEnv:
@@ -257,7 +264,7 @@ def evaluate_policy(
 
     policy.to(acting_device(config))
     threads.use(num_threads or threads.torch_cores())
-    with closing(make_acting_env(config, episodes, num_threads, delay=delay)) as env:
+    with closing(make_eval_env(config, episodes, num_threads, delay=delay)) as env:
         plans = choose(evaluation_plans(env.spec, episodes, seed))
         return [
             evaluate(policy, env, plans, seed, noise, watch=part(i), keep=keep and not i)

@@ -198,7 +198,7 @@ def check_evaluation(audit: Audit) -> Result:
     audit.claim_repetition()
     config, columns = audit.config, list[Tensor]()
     for _ in range(2):
-        with closing(factories.make_acting_env(config, EPISODES)) as env:
+        with closing(factories.make_eval_env(config, EPISODES)) as env:
             plans = factories.evaluation_plans(env.spec, EPISODES, config.seed)
             noise = config.runtime.eval_noise
             ended = run_episodes(audit.policy(), env, plans, noise, watch=lambda _: audit.need(0))

@@ -117,8 +117,6 @@ def check_groups(config: RunConfig) -> None:
 def build(config: RunConfig, run_dir: Path, new: bool = True) -> Runtime:
     """Build the runtime of a run, with its envs, policy and algorithm. new: no checkpoint will be loaded."""
 
-    make_env = partial(factories.make_acting_env, config, run_dir=run_dir)
-
     def make_algorithm(policy: Policy) -> Algorithm:
         algorithm: Algorithm = factories.make_algorithm(config, policy)
         check_base(algorithm, Algorithm, f"algo={config.algo.name}")
@@ -130,11 +128,13 @@ def build(config: RunConfig, run_dir: Path, new: bool = True) -> Runtime:
         config.runtime,
         num_envs=config.num_envs,
         seed=config.seed,
-        make_env=partial(make_env, cut_after_success=config.cut_after_success),
+        make_env=partial(
+            factories.make_acting_env, config, run_dir=run_dir, cut_after_success=config.cut_after_success
+        ),
         make_sampler=partial(factories.make_sampler, config),
         make_policy=partial(factories.make_initial_policy if new else factories.make_policy, config),
         make_algorithm=make_algorithm,
-        make_eval_env=make_env,
+        make_eval_env=partial(factories.make_eval_env, config, run_dir=run_dir),
         envs_on_gpu=getattr(config.sim.options, "device", "cpu") != "cpu",
         eval_plans=partial(factories.evaluation_plans, during_training=True),
         confirm_at=config.stop_at_success,

@@ -21,7 +21,7 @@ from embodied.envs.adapters.config import GymConfig, GymSimConfig
 from embodied.envs.adapters.gym.probe import _probe
 from embodied.envs.episodes.sampler import first_episodes
 from embodied.session.defaults import compose_new
-from embodied.session.factories import acting_envs
+from embodied.session.factories import acting_envs, make_acting_env, make_eval_env
 from tests.commands.helpers import run
 from tests.envs.toy_gym import Toy
 
@@ -194,3 +194,6 @@ def test_evaluations_have_no_more_copies_than_training() -> None:
     _, name = spec_of(Odd)
     ours, other = compose_new({"task": "lift", "num_envs": 8}), compose_new({"task": f"gym/{name}", "num_envs": 8})
     assert (acting_envs(ours, 200), acting_envs(other, 200), acting_envs(other, 3)) == (200, 8, 3)
+    for make, found in ((make_acting_env, 600), (make_eval_env, 512)):  # training has as many as it was told
+        with closing(make(compose_new({"task": "reach", "num_envs": 600}), 600)) as env:
+            assert env.num_envs == found
