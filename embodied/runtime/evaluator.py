@@ -189,9 +189,10 @@ class Evaluator:
         self.config, self.num_threads, self.confirm_at = config, num_threads, confirm_at
         self.env: VecEnv | None = None
         self.last_iteration = 0
+        self.weights: Weights = {}  # that the last result is of
         self.track = Track("evaluator", "idle")
         self._group = group
-        self._results: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+        self._results: queue.SimpleQueue[tuple[dict[str, Any], Weights]] = queue.SimpleQueue()
         self._given = False  # an evaluation, whose result was not taken yet
         self._after: int | None = None
 
@@ -227,7 +228,7 @@ class Evaluator:
         """Return the result of a finished evaluation whose weights were not lost; None if there is none."""
         if self._results.empty():
             return None
-        result, self._given = self._results.get(), False
+        (result, self.weights), self._given = self._results.get(), False
         if self._after is not None:
             result, self.last_iteration, self._after = {}, self._after, None
         return result or None
@@ -245,7 +246,7 @@ class Evaluator:
             if result and self.confirm_at is not None and trained_rates(result)["success_at_end"] >= self.confirm_at:
                 confirmation = evaluate(self.policy, self.env, self.plans(fresh), fresh, noise, stop)
                 result = result | {"confirmation": confirmation} if confirmation else {}
-        self._results.put({**result, "iteration": iteration, "env_steps": env_steps} if result else {})
+        self._results.put(({**result, "iteration": iteration, "env_steps": env_steps} if result else {}, weights))
 
     def close(self) -> None:
         if self.env is not None:

@@ -98,6 +98,7 @@ class Runtime(AbstractContextManager["Runtime"], ABC):
         self.trace = Trace() if self.config.trace else None
         self.opened = ExitStack()  # what ``close`` closes, the last first
         self._rollout: Metrics = {}
+        self._kept: Mapping[str, Tensor] | None = None  # weights to keep instead of the newest
         self._failure: Exception | None = None  # of the update, whose batch is lost
 
     def iterations(
@@ -203,7 +204,14 @@ class Runtime(AbstractContextManager["Runtime"], ABC):
     @property
     def policy(self) -> Policy:
         """The policy to evaluate and to keep (``Algorithm.deployed``); read it between iterations only."""
-        return self.learner.deployed
+        deployed = self.learner.deployed
+        if self._kept is not None:
+            deployed.load_state_dict(self._kept)
+        return deployed
+
+    def keep_evaluated(self) -> None:
+        """Keep the weights of the last evaluation, after the last iteration: the newest may be some updates younger."""
+        self._kept = self.evaluator.weights
 
     @property
     def env_steps(self) -> int:
@@ -236,7 +244,7 @@ class Runtime(AbstractContextManager["Runtime"], ABC):
         """
         learner = self.learner.state_dict()
         return {
-            "policy": learner["policy"],
+            "policy": learner["policy"] if self._kept is None else self._kept,
             "algorithm": learner["algorithm"],
             "runtime": {
                 "counters": learner["counters"],

@@ -162,6 +162,7 @@ class Session:
             if running_s() - self.saved_at_s >= 60.0 * self.config.checkpoint_minutes:
                 self._save(trainer)
             if report.evaluation is not None and self._confirmed(report.evaluation, progress):
+                trainer.keep_evaluated()
                 break
 
     def _confirmed(self, evaluation: Mapping[str, Any], progress: Progress) -> bool:

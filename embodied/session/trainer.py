@@ -96,6 +96,10 @@ class Trainer(AbstractContextManager["Trainer"], ABC):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from ``state_dict``; before ``iterations``."""
 
+    def keep_evaluated(self) -> None:
+        """Keep the weights of the last evaluation that was reported; called after ``iterations``, if it evaluates."""
+        raise NotImplementedError
+
     def finish(self) -> None:
         """Release the threads and memory of training; ``policy`` then has the weights to keep."""
         self.close()

@@ -75,6 +75,9 @@ class ReinforcementTrainer(Trainer):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.runtime.load_state_dict(state)
 
+    def keep_evaluated(self) -> None:
+        self.runtime.keep_evaluated()
+
     def result(self) -> dict[str, Any]:
         return {"env_steps": self.runtime.env_steps}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import os
 import socket
 import subprocess
@@ -69,7 +70,11 @@ def test_without_staleness_it_is_bit_identical_to_sync_and_goes_on_from_its_stat
         assert results
         assert results[0]["episodes"] == results[0]["confirmation"]["episodes"] == 5
         assert results[0]["confirmation"]["seed"] == SEEDS + results[0]["iteration"]
-    for name, value in runtime.policy.state_dict().items():
+        runtime.keep_evaluated()
+        kept = copy.deepcopy(runtime.evaluator.weights)
+        assert_same(runtime.state_dict()["policy"], kept)
+    assert_same(dict(runtime.policy.state_dict()), kept)
+    for name, value in kept.items():
         assert value.isfinite().all(), name
     hosts = [process for process in psutil.Process().children(recursive=True) if "Hos" in process.name()]
     assert psutil.wait_procs(hosts, 10)[1] == [], "a closed runtime leaves no process of a part"

@@ -102,6 +102,33 @@ def test_local_without_staleness_is_bit_identical_to_sync(layout: dict[str, int]
 
 
 @pytest.mark.parametrize("name", ["sync", "local"])
+@pytest.mark.parametrize("average", [0.0, 0.9])
+def test_weights_that_an_evaluation_confirmed_can_be_kept_in_place_of_the_newest(name: str, average: float) -> None:
+    def averaging(policy: Policy) -> PPO:
+        return PPO(policy, PPOConfig(epochs=2, ema_decay=average), seed=0, device=torch.device("cpu"))
+
+    with build(make_algorithm=averaging, name=name, eval_every=3) as runtime:
+        evaluated = None
+        for iteration in runtime.iterations():
+            if iteration.evaluation is not None and evaluated is None:
+                evaluated = copy.deepcopy(runtime.evaluator.weights)
+            elif evaluated is not None:  # one more iteration made other weights
+                break
+        newest = copy.deepcopy(runtime.policy.state_dict())
+        assert evaluated is not None
+        assert any(not torch.equal(newest[key], evaluated[key]) for key in newest)
+        runtime.keep_evaluated()
+        state = runtime.state_dict()
+        assert_same(state["policy"], evaluated)
+        assert_same(dict(runtime.policy.state_dict()), evaluated)
+    assert_same(dict(runtime.policy.state_dict()), evaluated)
+    with build(make_algorithm=averaging, name=name) as resumed:
+        resumed.load_state_dict(state)
+        assert_same(dict(resumed.policy.state_dict()), evaluated)
+        iterate(resumed, 1)
+
+
+@pytest.mark.parametrize("name", ["sync", "local"])
 def test_a_good_evaluation_is_confirmed_on_episodes_that_no_other_evaluation_has(name: str) -> None:
     drawn: list[frozenset[int]] = []
 

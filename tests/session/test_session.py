@@ -49,7 +49,7 @@ class Counting(Trainer):
         super().__init__(config, run_dir, new)
         self._policy = make_policy(config, make_spec(config))
         self.count, self.fails, self.stops, self.evaluated = 0, fails, stops, evaluated
-        self.finished = self.closed = False
+        self.finished = self.closed = self.kept = False
 
     @property
     def policy(self) -> Policy:
@@ -88,6 +88,9 @@ class Counting(Trainer):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.count = state["count"]
+
+    def keep_evaluated(self) -> None:
+        self.kept = True
 
     def finish(self) -> None:
         self.finished = True
@@ -156,7 +159,11 @@ def test_a_good_evaluation_ends_a_run_when_fresh_episodes_confirm_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "run"
-    result = run(new(path, stop_at_success=0.3))
+    session = new(path, stop_at_success=0.3)
+    trainer = Counting(session.config, session.run_dir, True)
+    with trainer:
+        result = session.run(trainer)
+    assert trainer.kept, "the weights that were confirmed, in place of the newest"
     assert result["iterations"] == 4
     assert result["stop"] == {"evaluation": rates(4), "confirmation": rates(3)}
     fresh = [row.get("eval/confirmation/success_at_end") for row in read_metrics(path / "metrics.jsonl")]
