@@ -19,6 +19,7 @@ from embodied.core import user_files
 from embodied.core.config import GROUPS, PRESETS, apply_values, compose, read_preset
 from embodied.core.errors import UserError, unknown_name
 from embodied.core.options import (
+    Fraction,
     NonNegative,
     NonNegativeInt,
     Positive,
@@ -92,6 +93,9 @@ class RunConfig:
     cut_after_success: NonNegativeInt = 0
     """Control steps of success in a row after which an episode of training ends, as a truncation; 0: none does. What is
     solved is then seen for a shorter time, and what is not for a longer one. Evaluations have whole episodes."""
+    repeat_failures: Fraction = 0.0
+    """Share of the episodes of training that begin as one that failed lately, so that what is not learned yet is seen
+    more often; none while all fail. ``rollout/success_at_end`` counts them, so it is lower than in evaluations."""
     data: str | None = None
     """Demonstrations, for an algorithm that learns from them."""
     data_keys: dict[str, Any] = field(default_factory=dict)

@@ -32,6 +32,7 @@ SIZES = ("policy.horizon", "policy.execute")
 ON_GPU = {
     "num_envs": 4096, "runtime.decisions": 4, "algo.epochs": 5,
     "algo.num_minibatches": 4, "algo.max_learning_rate": 1e-2, "algo.desired_kl": 0.03, "cut_after_success": 0,
+    "repeat_failures": 0.0,
 }  # fmt: skip
 """Of our own tasks where a GPU simulates: fewer envs take as long a step (docs/gpu.md)."""
 OF_INIT = ("denoise_steps", "horizon", "execute")  # options of a policy that training starts from
@@ -60,7 +61,8 @@ def compose_new(words: Mapping[str, Any], tell: Callable[[str], None] = lambda l
     foreign = "/" in task and split_name(task)[0] != DEFAULT_FAMILY
     if not foreign:
         return _compose_own(words, tell)
-    words = _with_chunks(words) if words.get("policy") == "flow" else words  # it is no task's default there
+    if words.get("policy") == "flow":  # it is no task's default there
+        words = _with_chunks({"repeat_failures": 0.0, **words})
     if words.get("init") is not None or ALGORITHMS[algo].config is not PPOConfig:
         return compose_run(words)
     config = compose_run({"policy": "gaussian", **words})  # it has all options of the policies that are chosen below

@@ -150,6 +150,7 @@ def make_sampler(
         stages=True,
         group_size=config.group_size,
         incarnation=incarnation,
+        repeat_failures=config.repeat_failures,
     )
     return SAMPLERS[config.sampler.name].build(spec, config.sampler.options, setup)
 

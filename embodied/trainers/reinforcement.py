@@ -36,8 +36,12 @@ class ReinforcementTrainer(Trainer):
     @classmethod
     def check(cls, config: RunConfig) -> None:
         super().check(config)
-        if config.stop_at_success is not None and not factories.make_spec(config).has_success:
-            raise UserError(f"stop_at_success: task {config.task.title} reports no success")
+        spec = factories.make_spec(config)
+        for option in ("stop_at_success", "repeat_failures"):
+            if getattr(config, option) and not spec.has_success:
+                raise UserError(f"{option}: task {config.task.title} reports no success")
+        if config.repeat_failures and spec.repeats != "all":
+            raise UserError(f"repeat_failures: task {config.task.title} cannot begin a certain episode again")
         if config.group_size > 1:
             check_groups(config)
 
@@ -105,9 +109,10 @@ def check_groups(config: RunConfig) -> None:
             f"a multiple of {env_groups * config.group_size} (group_size * num_env_workers * groups_per_worker), got "
             f"{config.num_envs}"
         )
-    if config.cut_after_success:
-        allowed = f"0: algo={config.algo.name} compares whole episodes"
-        raise UserError(f"cut_after_success: got {config.cut_after_success}, allowed: {allowed}")
+    for option in ("cut_after_success", "repeat_failures"):
+        if getattr(config, option):
+            allowed = f"0: algo={config.algo.name} compares whole episodes of groups of envs"
+            raise UserError(f"{option}: got {getattr(config, option)}, allowed: {allowed}")
     steps, execute = factories.make_spec(config).max_episode_steps, config.policy.options.execute
     if runtime.decisions * execute != steps:
         fits = "" if steps % execute else f": set runtime.decisions={steps // execute}"

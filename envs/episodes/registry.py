@@ -32,6 +32,9 @@ class SamplerSetup:
     """Number of consecutive envs that have the same episodes at the same time, as GRPO needs."""
     incarnation: int = 0
     """How often the worker was replaced; every incarnation draws different episodes."""
+    repeat_failures: float = 0.0
+    """Share of the ordinary starts that repeat one of the last ``num_envs / 2`` that failed. It is multiplied by the
+    success of the last ``num_envs`` episodes, and is less while there are fewer failures."""
 
 
 @config_dataclass

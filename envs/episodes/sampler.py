@@ -66,6 +66,9 @@ class UniformSampler:
         self._first_number = setup.incarnation * INCARNATION
         self.seed_N = np.arange(setup.num_envs, dtype=np.int64) // setup.group_size + setup.seed
         self.number_N = np.full(setup.num_envs, self._first_number - 1, dtype=np.int64)
+        self._failures = np.zeros((0, 2), dtype=np.int64)  # env seed and number of each, the newest last
+        self._most_failures = max(1, setup.num_envs // 2)
+        self._success = 0.0  # of the last episodes, about as many as envs
 
     def draw_instructions(self, rng: EpisodeRng) -> Ints:
         """Draw the instructions of the episodes of ``rng``, indices into ``spec.instructions`` [n]."""
@@ -89,7 +92,10 @@ class UniformSampler:
 
     def next(self, ended: EpisodeStats, steps_left_N: Tensor) -> EpisodePlans:
         """Return the next plans of envs in ``ended``; if an env's group is not done, the group's plan again."""
-        self.on_episodes_end(ended.counted())
+        counted = ended.counted()
+        if self.setup.repeat_failures:
+            self._remember(counted.rows(torch.from_numpy(counted.plans.stage_n == 0)))
+        self.on_episodes_end(counted)
         ids = ended.env_id_M.numpy()
         if self.setup.group_size == 1:
             self.number_N[ids] += 1
@@ -117,24 +123,42 @@ class UniformSampler:
         return self._draw(ids)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return env seeds and episode numbers, int64 [N]."""
-        return {"seed": torch.from_numpy(self.seed_N.copy()), "number": torch.from_numpy(self.number_N.copy())}
+        """Return env seeds and episode numbers, int64 [N], and with ``repeat_failures`` those of failures, [F, 2]."""
+        state = {"seed": torch.from_numpy(self.seed_N.copy()), "number": torch.from_numpy(self.number_N.copy())}
+        if self.setup.repeat_failures:
+            state |= {"failures": torch.from_numpy(self._failures), "success": torch.tensor(self._success).double()}
+        return state
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         self.seed_N[:], self.number_N[:] = state["seed"].numpy(), state["number"].numpy()
+        if self.setup.repeat_failures:
+            self._failures, self._success = state["failures"].numpy(), float(state["success"])
+
+    def _remember(self, ended: EpisodeStats) -> None:
+        """Remember which ordinary starts failed, and how many."""
+        success_M = ended.success_at_end_M.numpy()
+        failed = ended.plans.rows(~success_M)
+        pairs = np.stack([failed.seed_n, failed.number_n], axis=1)
+        self._failures = np.concatenate([self._failures, pairs])[-self._most_failures :]
+        self._success += (success_M - self._success).sum() / max(self.num_envs, len(success_M))
 
     def _draw(self, ids: Ints, stagger: bool = False) -> EpisodePlans:
-        """Draw the plans of the episodes ``number_N`` of envs ``ids`` [n]."""
-        number_n = self.number_N[ids]
-        rng = EpisodeRng(self.seed_N[ids], number_n)
+        """Draw the plans of the episodes ``number_N`` of envs ``ids`` [n], or of failures in place of some."""
+        seed_n, number_n = self.seed_N[ids], self.number_N[ids]
+        rng = EpisodeRng(seed_n, number_n)
+        stage_n = self.draw_stages(rng)
+        if len(self._failures):
+            share = self.setup.repeat_failures * self._success * len(self._failures) / self._most_failures
+            again_n = (stage_n == 0) & (rng.uniform("again", 0.0, 1.0) < share)
+            chosen = (rng.uniform("failure", 0.0, 1.0)[again_n] * len(self._failures)).astype(np.int64)
+            seed_n[again_n], number_n[again_n] = self._failures[chosen].T
+            rng = EpisodeRng(seed_n, number_n)
         limit = self.spec.max_episode_steps
         limit_n = np.full(len(ids), limit)
         if stagger:
             limit_n -= (rng.uniform("stagger", 0.0, 1.0) * limit).astype(np.int64)
         no_n = np.zeros(len(ids), dtype=np.bool_)
-        return EpisodePlans(
-            self.seed_N[ids], number_n, self.draw_instructions(rng), self.draw_stages(rng), limit_n, no_n
-        )
+        return EpisodePlans(seed_n, number_n, self.draw_instructions(rng), stage_n, limit_n, no_n)
 
 
 def first_episodes(spec: EnvSpec, episodes: int, seed: int, splits: Sequence[str] | None = None) -> EpisodePlans:

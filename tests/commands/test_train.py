@@ -289,6 +289,7 @@ def test_groups_stay_as_they_are_when_a_run_goes_on(tmp_path: Path) -> None:
         (["runtime.decisions=7"], "must be the 40 steps of task reach, got 7 * 4: set runtime.decisions=10"),
         (["policy.horizon=3", "policy.execute=3"], "must be the 40 steps of task reach, got 13 * 3"),
         (["cut_after_success=8"], "cut_after_success: got 8, allowed: 0: algo=grpo compares whole episodes"),
+        (["repeat_failures=0.5"], "repeat_failures: got 0.5, allowed: 0: algo=grpo compares whole episodes"),
     ],
 )
 def test_groups_and_episodes_must_fit(words: list[str], message: str, tmp_path: Path) -> None:

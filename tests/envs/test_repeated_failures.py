@@ -1,0 +1,80 @@
+"""Episodes of training that begin as one that failed (``SamplerSetup.repeat_failures``)."""
+
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from embodied.core.episodes import EpisodePlans, EpisodeStats
+from embodied.core.spec import EnvSpec, StartStage
+from embodied.envs import SamplerSetup, UniformConfig
+from embodied.envs.episodes.sampler import UniformSampler
+
+NUM_ENVS = 400
+SPEC = EnvSpec.of_sizes("circus", state=1, action=1)
+
+
+def build(share: float) -> UniformSampler:
+    return UniformSampler(SPEC, UniformConfig(), SamplerSetup(NUM_ENVS, repeat_failures=share))
+
+
+def step(sampler: UniformSampler, plans: EpisodePlans, failed: np.ndarray) -> EpisodePlans:
+    """End all episodes, some of them without success."""
+    ids, zeros, success = torch.arange(NUM_ENVS), torch.zeros(NUM_ENVS), {"success": torch.from_numpy(~failed)}
+    return sampler.next(EpisodeStats(ids, zeros, zeros.long(), plans, success, success), zeros.long())
+
+
+def names(plans: EpisodePlans) -> list[tuple[int, int]]:
+    return list(zip(plans.seed_n.tolist(), plans.number_n.tolist(), strict=True))
+
+
+def test_a_share_of_the_episodes_begins_as_the_last_failures_did() -> None:
+    sampler = build(0.5)
+    plans = sampler.start()
+    assert names(plans) == [(i, 0) for i in range(NUM_ENVS)]
+    then = step(sampler, plans, np.arange(NUM_ENVS) >= 100)
+    kept = {(i, 0) for i in range(200, NUM_ENVS)}  # the newest, half as many as envs
+    again = [name for name in names(then) if name in kept]
+    assert 0.08 * NUM_ENVS < len(again) < 0.18 * NUM_ENVS, "a quarter succeeded, so a quarter of the share"
+    assert len(set(again)) > 0.8 * len(again), "not the same one each time"
+    assert sum(name == (i, 1) for i, name in enumerate(names(then))) == NUM_ENVS - len(again)
+
+
+def test_nothing_is_repeated_where_all_fail_or_none_has_or_few_have() -> None:
+    sampler, all_of_them = build(0.5), np.ones(NUM_ENVS, dtype=bool)
+    plans = step(sampler, sampler.start(), all_of_them)
+    assert names(plans) == [(i, 1) for i in range(NUM_ENVS)]
+    sampler = build(0.5)
+    plans = step(sampler, sampler.start(), ~all_of_them)
+    assert names(plans) == [(i, 1) for i in range(NUM_ENVS)]
+    few = np.isin(np.arange(NUM_ENVS), range(7, 17))  # a twentieth of those that are kept at most
+    plans = step(sampler, plans, few)
+    assert 0 < sum(name in {(i, 1) for i in range(7, 17)} for name in names(plans)) < 0.06 * NUM_ENVS
+    unchanged = build(0.0)
+    plans = step(unchanged, unchanged.start(), few)
+    assert names(plans) == [(i, 1) for i in range(NUM_ENVS)]
+
+
+def test_a_later_start_is_neither_repeated_nor_given_up_for_a_repetition() -> None:
+    stages = (StartStage("held", 0.4),)
+    sampler = UniformSampler(
+        replace(SPEC, stages=stages), UniformConfig(), SamplerSetup(NUM_ENVS, stages=True, repeat_failures=1.0)
+    )
+    plans = sampler.start()
+    later = plans.stage_n == 1
+    assert 0.3 < later.mean() < 0.5
+    plans = step(sampler, plans, later | (np.arange(NUM_ENVS) % 2 == 0))
+    assert 0.3 < (plans.stage_n == 1).mean() < 0.5
+    again = plans.number_n == 0
+    assert again.any()
+    assert not (later[plans.seed_n[again]] | (plans.stage_n[again] == 1)).any()
+
+
+def test_the_state_has_the_failures() -> None:
+    sampler = build(0.5)
+    plans = step(sampler, sampler.start(), np.arange(NUM_ENVS) < 100)
+    assert set(names(sampler.start())) & {(i, 0) for i in range(100)}
+    again = build(0.5)
+    again.load_state_dict(sampler.state_dict())
+    nobody = np.zeros(NUM_ENVS, dtype=bool)
+    assert names(step(again, plans, nobody)) == names(step(sampler, plans, nobody))
