@@ -123,16 +123,17 @@ class UniformSampler:
         return self._draw(ids)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return env seeds and episode numbers, int64 [N], and with ``repeat_failures`` those of failures, [F, 2]."""
+        """Return env seeds and episode numbers, int64 [N]; with ``repeat_failures`` also what ``_remember`` has."""
         state = {"seed": torch.from_numpy(self.seed_N.copy()), "number": torch.from_numpy(self.number_N.copy())}
         if self.setup.repeat_failures:
-            state |= {"failures": torch.from_numpy(self._failures), "success": torch.tensor(self._success).double()}
+            success = torch.tensor(self._success, dtype=torch.float64)
+            state |= {"repeat/failures": torch.from_numpy(self._failures), "repeat/success": success}
         return state
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         self.seed_N[:], self.number_N[:] = state["seed"].numpy(), state["number"].numpy()
         if self.setup.repeat_failures:
-            self._failures, self._success = state["failures"].numpy(), float(state["success"])
+            self._failures, self._success = state["repeat/failures"].numpy(), float(state["repeat/success"])
 
     def _remember(self, ended: EpisodeStats) -> None:
         """Remember which ordinary starts failed, and how many."""

@@ -70,11 +70,14 @@ def test_a_later_start_is_neither_repeated_nor_given_up_for_a_repetition() -> No
     assert not (later[plans.seed_n[again]] | (plans.stage_n[again] == 1)).any()
 
 
-def test_the_state_has_the_failures() -> None:
-    sampler = build(0.5)
-    plans = step(sampler, sampler.start(), np.arange(NUM_ENVS) < 100)
-    assert set(names(sampler.start())) & {(i, 0) for i in range(100)}
+def test_a_sampler_goes_on_from_its_state() -> None:
+    sampler, third, nobody = build(0.5), np.arange(NUM_ENVS) % 3 == 0, np.zeros(NUM_ENVS, dtype=bool)
+    plans = step(sampler, sampler.start(), third)
     again = build(0.5)
     again.load_state_dict(sampler.state_dict())
-    nobody = np.zeros(NUM_ENVS, dtype=bool)
-    assert names(step(again, plans, nobody)) == names(step(sampler, plans, nobody))
+    assert torch.equal(again.state_dict()["repeat/success"], sampler.state_dict()["repeat/success"])
+    for failed in (nobody, third):
+        expected, found = step(sampler, plans, failed), step(again, plans, failed)
+        assert names(found) == names(expected)
+        plans = expected
+    assert set(names(plans)) & {(i, 0) for i in range(0, NUM_ENVS, 3)}

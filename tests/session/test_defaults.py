@@ -87,7 +87,8 @@ def test_what_is_given_wins_and_lines_say_the_rest() -> None:
     assert len(lines) == 3
     assert not any(word in line for line in lines for word in ("gamma", "algo.learning_rate", "max_staleness"))
     chosen = compose_new({"task": "gym/CartPole-v1", "policy": "flow"}, lines.append)  # for chunks, as it was
-    assert to_mapping(chosen) == to_mapping(compose_run({"task": "gym/CartPole-v1", "policy": "flow"}))
+    words = {"task": "gym/CartPole-v1", "policy": "flow", "repeat_failures": 0.0}
+    assert to_mapping(chosen) == to_mapping(compose_run(words))
 
 
 @pytest.mark.parametrize(

@@ -106,6 +106,9 @@ def test_what_it_cannot_do_is_refused_before_anything_is_written(
     code, _, log = run(capsys, train.main, *SMALL, "total_steps=256", "stop_at_success=0.9", f"out={out}")
     assert code == 2
     assert "stop_at_success: task plain/point reports no success" in log
+    code, _, log = run(capsys, train.main, *SMALL, "total_steps=256", "repeat_failures=0.5", f"out={out}")
+    assert code == 2
+    assert "repeat_failures: task plain/point reports no success" in log
     assert not out.exists()
     assert run(capsys, train.main, *SMALL, "total_steps=256", f"out={out}")[0] == 0
     code, _, log = run(capsys, eval_command.main, f"run={out}", "episodes=4", "video=true")
