@@ -207,7 +207,8 @@ def test_a_training_of_more_than_a_minute_ends_with_a_certificate_in_a_tenth_of_
 
 
 def test_a_signal_during_the_certificate_leaves_the_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(train, "CERTIFIED_FROM_S", 0.0)
+    certificate = train.with_certificate  # of so short a training it would have a few milliseconds
+    monkeypatch.setattr(train, "with_certificate", lambda result: certificate({**result, "wall_s": 100.0}))
     monkeypatch.setattr(checks, "CHECKS", (lambda audit: signal.raise_signal(signal.SIGTERM),))
     outcome = run_train(*SMALL, "eval_episodes=2", "total_steps=64", f"out={tmp_path / 'run'}")
     assert outcome.code == INTERRUPTED
