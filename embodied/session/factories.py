@@ -104,8 +104,8 @@ def make_acting_env(
 ) -> VecEnv:
     """Build the environments in which the run's policy acts: those of ``make_env``, with its delays of inference.
 
-    num_threads: 0 is all cores. delay: delay of all decisions but an episode's
-    first, control steps. None draws it for a policy with ``max_delay``; for another policy it is 0.
+    num_threads: 0 is all cores. delay: delay of all decisions but an episode's first, control steps. None draws it for
+    a policy with ``max_delay``; for another policy it is 0.
     """
     env = make_env(config, num_envs, num_threads or threads.available_cores(), run_dir)
     env.cut_after_success = cut_after_success

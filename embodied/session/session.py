@@ -159,11 +159,11 @@ class Session:
             progress.update(writer.newest)
             if report.note is not None:
                 progress.message(report.note)
-            if running_s() - self.saved_at_s >= 60.0 * self.config.checkpoint_minutes:
-                self._save(trainer)
             if report.evaluation is not None and self._confirmed(report.evaluation, progress):
                 trainer.keep_evaluated()
                 break
+            if running_s() - self.saved_at_s >= 60.0 * self.config.checkpoint_minutes:
+                self._save(trainer)
 
     def _confirmed(self, evaluation: Mapping[str, Any], progress: Progress) -> bool:
         """Return whether an evaluation ends training: it and its confirmation have reached ``stop_at_success``."""

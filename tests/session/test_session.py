@@ -20,6 +20,7 @@ from embodied.core.policy import Policy
 from embodied.core.statistics import wilson_interval
 from embodied.report import progress
 from embodied.report.metrics import evaluated_success, read_metrics
+from embodied.runtime import checkpoint
 from embodied.runtime.checkpoint_names import newest_first
 from embodied.session.command import Stopped
 from embodied.session.config import RunConfig, compose_run, read_run, resume_run
@@ -84,7 +85,7 @@ class Counting(Trainer):
             yield Report({"env_steps": self.steps}, evaluation if self.evaluated else None)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"policy": self._policy.state_dict(), "count": self.count}
+        return {"policy": self._policy.state_dict(), "count": self.count, "kept": self.kept}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.count = state["count"]
@@ -159,11 +160,9 @@ def test_a_good_evaluation_ends_a_run_when_fresh_episodes_confirm_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "run"
-    session = new(path, stop_at_success=0.3)
-    trainer = Counting(session.config, session.run_dir, True)
-    with trainer:
-        result = session.run(trainer)
-    assert trainer.kept, "the weights that were confirmed, in place of the newest"
+    result = run(new(path, stop_at_success=0.3, checkpoint_minutes=0))
+    last = checkpoint.load_last(path)
+    assert (last.env_steps, last.state["kept"]) == (40, True), "the weights that were confirmed, in place of the newest"
     assert result["iterations"] == 4
     assert result["stop"] == {"evaluation": rates(4), "confirmation": rates(3)}
     fresh = [row.get("eval/confirmation/success_at_end") for row in read_metrics(path / "metrics.jsonl")]
