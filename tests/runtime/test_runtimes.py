@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -23,13 +22,9 @@ from embodied.core.policy import Policy
 from embodied.core.seeds import SEEDS
 from embodied.core.spec import Instruction
 from embodied.core.types import Fragment, Obs
-from embodied.policies.config import DSRLConfig
-from embodied.policies.dsrl import DSRLPolicy
 from embodied.runtime import checkpoint
 from embodied.runtime.config import RuntimeConfig
 from embodied.runtime.evaluator import rollout_metrics
-from embodied.runtime.local import LocalRuntime
-from embodied.runtime.sync import OneProcess, SyncRuntime
 from tests.runtime.builders import DECISIONS, NUM_ENVS, build, iterate, runtime_threads
 from tests.runtime.point_env import PointEnv, point_spec
 
@@ -99,33 +94,6 @@ def test_local_without_staleness_is_bit_identical_to_sync(layout: dict[str, int]
     assert_same(states[0], states[1])
     sync, local = ([timeless(row) for row in rows] for rows in metrics)
     assert sync == local
-
-
-@pytest.mark.parametrize("name", ["sync", "local"])
-@pytest.mark.parametrize("average", [0.0, 0.9])
-def test_weights_that_an_evaluation_confirmed_can_be_kept_in_place_of_the_newest(name: str, average: float) -> None:
-    def averaging(policy: Policy) -> PPO:
-        return PPO(policy, PPOConfig(epochs=2, ema_decay=average), seed=0, device=torch.device("cpu"))
-
-    with build(make_algorithm=averaging, name=name, eval_every=3) as runtime:
-        evaluated = None
-        for iteration in runtime.iterations():
-            if iteration.evaluation is not None and evaluated is None:
-                evaluated = copy.deepcopy(runtime.evaluator.weights)
-            elif evaluated is not None:  # one more iteration made other weights
-                break
-        newest = copy.deepcopy(runtime.policy.state_dict())
-        assert evaluated is not None
-        assert any(not torch.equal(newest[key], evaluated[key]) for key in newest)
-        runtime.keep_evaluated()
-        state = runtime.state_dict()
-        assert_same(state["policy"], evaluated)
-        assert_same(dict(runtime.policy.state_dict()), evaluated)
-    assert_same(dict(runtime.policy.state_dict()), evaluated)
-    with build(make_algorithm=averaging, name=name) as resumed:
-        resumed.load_state_dict(state)
-        assert_same(dict(resumed.policy.state_dict()), evaluated)
-        iterate(resumed, 1)
 
 
 @pytest.mark.parametrize("name", ["sync", "local"])
@@ -363,54 +331,3 @@ def test_bad_input_to_a_run_is_named() -> None:
         runtime.load_state_dict(state)
     with build(name="sync", num_env_workers=2) as runtime, pytest.raises(UserError, match="groups"):
         runtime.load_state_dict(state)
-
-
-@pytest.mark.parametrize("name", ["sync", "local"])
-def test_the_average_is_evaluated_and_saved_and_the_weights_go_on(name: str) -> None:
-    """The runtime keeps ``deployed``; a resumed run has both it and the weights that were being trained."""
-
-    def averaging(policy: Policy) -> PPO:
-        return PPO(policy, PPOConfig(epochs=2, ema_decay=0.9), seed=0, device=torch.device("cpu"))
-
-    with build(make_algorithm=averaging, name=name, eval_every=1) as runtime:
-        assert isinstance(runtime, SyncRuntime | LocalRuntime)
-        iterate(runtime, 3)
-        state = runtime.state_dict()
-        algorithm = runtime.learner.algorithm
-        assert runtime.policy is algorithm.deployed
-        trained = copy.deepcopy(algorithm.policy.state_dict())
-        kept = copy.deepcopy(runtime.policy.state_dict())
-    assert any(not torch.equal(kept[key], trained[key]) for key in kept)
-    with build(make_algorithm=averaging, name=name, seed=9) as resumed:
-        assert isinstance(resumed, SyncRuntime | LocalRuntime)
-        resumed.load_state_dict(state)
-        for key, value in resumed.learner.algorithm.policy.state_dict().items():
-            assert torch.equal(value, trained[key])
-        for key, value in resumed.policy.state_dict().items():
-            assert torch.equal(value, kept[key])
-
-
-@pytest.mark.parametrize("name", ["sync", "local"])
-def test_weights_that_are_not_trained_exist_once(name: str) -> None:
-    """The wrapped policy of DSRL stands in for a frozen VLA, whose weights take gigabytes."""
-    config = DSRLConfig(
-        horizon=3, execute=2, actor_hidden=(8,), head_hidden=(8,), critic_hidden=(8,), noise_hidden=(8,)
-    )
-    options = PPOConfig(epochs=1, num_minibatches=2, ema_decay=0.9, reference_kl_coef=0.1)
-    with build(
-        make_policy=lambda spec: DSRLPolicy(spec, config),
-        make_algorithm=lambda policy: PPO(policy, options, seed=3, device=torch.device("cpu")),
-        name=name, eval_every=1,
-    ) as runtime:  # fmt: skip
-        [*_, last] = iterate(runtime, 3)
-        assert isinstance(runtime, OneProcess)
-        assert last.metrics
-        algorithm = runtime.learner.algorithm
-        assert isinstance(algorithm, PPO)
-        assert algorithm.reference is not None
-        copies = [algorithm.reference, algorithm.deployed, runtime.actor.policy, runtime.evaluator.policy]
-        published = runtime.actor.store.latest().tensors
-        for key, weight in algorithm.policy.named_parameters():
-            found = [weight, published[key], *(dict(copy.named_parameters())[key] for copy in copies)]
-            assert len({tensor.data_ptr() for tensor in found}) == (6 if weight.requires_grad else 1), key
-        assert any(not weight.requires_grad for weight in algorithm.policy.parameters())
