@@ -199,7 +199,7 @@ def noise() -> None:
     row("run", "zero noise", "seeded noise")
     row(*["---"] * 3)
     for path in sorted(HERE.glob("*/*.json")):
-        result = json.loads(path.read_text(encoding="utf-8")).get("final", {})
+        result = json.loads(path.read_text(encoding="utf-8")).get("final") or {}
         if "other_noise" in result and "success_at_end" in result:
             by_noise = {r["noise"]: f"{100 * r['success_at_end']:.1f}" for r in (result, result["other_noise"])}
             row(path.stem, by_noise["zero"], by_noise["seeded"])
