@@ -15,13 +15,15 @@ from stable_baselines3.common.evaluation import evaluate_policy
 
 from embodied.envs.views.sb3 import Sb3VecEnv
 from embodied.envs.views.stepper import open_task
+from embodied.report.progress import Progress
 
 
 class Curve(BaseCallback):
     """Steps, seconds and the mean return of the latest 100 training episodes, at the end of every rollout."""
 
-    def __init__(self) -> None:
+    def __init__(self, progress: Progress) -> None:
         super().__init__()
+        self._progress = progress
         self.values: dict[str, list[float]] = {"env_steps": [], "wall_s": [], "return": []}
         self._began_s = time.monotonic()
 
@@ -29,27 +31,34 @@ class Curve(BaseCallback):
         return True
 
     def _on_rollout_end(self) -> None:
+        wall_s = time.monotonic() - self._began_s
+        row = {"env_steps": self.num_timesteps, "wall_s": wall_s, "perf/env_steps_per_s": self.num_timesteps / wall_s}
         latest = [episode["r"] for episode in self.model.ep_info_buffer]
         if latest:
-            point = (self.num_timesteps, time.monotonic() - self._began_s, fmean(latest))
-            for values, value in zip(self.values.values(), point, strict=True):
+            row["rollout/return_mean"] = fmean(latest)
+            for values, value in zip(self.values.values(), (self.num_timesteps, wall_s, fmean(latest)), strict=True):
                 values.append(value)
+        self._progress.update(row)
 
 
 def train_sb3(task: str, total_steps: int, seed: int, episodes: int) -> dict[str, Any]:
     """Train, and evaluate the deterministic policy in ``episodes`` episodes of other seeds."""
-    curve, began_s = Curve(), time.monotonic()
+    progress = Progress(total_steps, None, has_success=False)
+    curve, began_s = Curve(progress), time.monotonic()
     model = PPO("MlpPolicy", Sb3VecEnv(open_task(task, 1, seed=seed)), seed=seed, device="cpu")
     model.learn(total_steps, curve)
     wall_s, stepper = time.monotonic() - began_s, open_task(task, min(episodes, 10), seed=10_000 + seed)
     success: list[bool] = []
+    watch = progress.evaluating(f"{episodes} episodes")
 
     def on_step(local: dict[str, Any], _: dict[str, Any]) -> None:
         if local["done"]:
             success.append(local["info"]["is_success"])
+            watch(len(success) / episodes)
 
     mean, _ = evaluate_policy(model, Sb3VecEnv(stepper), episodes, callback=on_step)
     final = {"task": task, "episodes": episodes, "return_mean": float(mean), "seed": 10_000 + seed}
+    progress.close()
     final |= {"success_at_end": fmean(success)} if stepper.spec.has_success else {}
     return {"env_steps": model.num_timesteps, "wall_s": round(wall_s, 1), "eval": final, "curve": curve.values}
 
