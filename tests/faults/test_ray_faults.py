@@ -281,72 +281,52 @@ def test_a_crash_loop_ends_the_run_with_the_first_exception(ray_cluster: Cluster
     assert runtime.controller.supervision.restarts == 1
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
 def test_a_training_goes_on_without_its_learner_and_a_signal_leaves_no_process(
-    ray_installed: None, root: Path, tmp_path: Path
+    ray_installed: None, root: Path, tmp_path: Path, number: signal.Signals
 ) -> None:
-    """Rows after the last checkpoint are repeated."""
-
-    def lose_learner(process: psutil.Process, wait: Wait) -> None:
-        wait(lambda iterations: len(iterations) > 2 and (tmp_path / "run/checkpoints/last").exists())
-        (learner,) = [child for child in process.children(recursive=True) if is_host(child, "Learner")]
-        learner.kill()
-        reached = read_metrics(tmp_path / "run/metrics.jsonl")[-1]["iteration"]
-        wait(lambda iterations: iterations[-1] > reached + 2)
-        assert any(is_host(child, "Learner") for child in process.children(recursive=True))
-
-    rows, errors = train(root, tmp_path, lose_learner, signal.SIGINT, "checkpoint_minutes=0.03")
-    assert "the learner was lost" in errors
-    assert f"going on from {tmp_path / 'run/checkpoints/step_'}" in errors
-    assert rows[-1]["async/restarts"] == 1
-    assert max(row["async/staleness_max"] for row in rows) <= 1
-
-
-def test_a_closed_terminal_saves_and_leaves_no_process(ray_installed: None, root: Path, tmp_path: Path) -> None:
-    rows, _ = train(root, tmp_path, lambda _, wait: wait(lambda iterations: len(iterations) > 2), signal.SIGHUP)
-    assert rows[-1]["async/restarts"] == 0
-
-
-Wait = Callable[[Callable[[list[int]], bool]], None]
-"""Waits until the iterations of a run fulfil a condition."""
-
-
-def train(
-    root: Path, folder: Path, during: Callable[[psutil.Process, Wait], None], number: signal.Signals, *words: str
-) -> tuple[list[dict[str, Any]], str]:
-    """Train on Ray, then send a signal to all processes, as a terminal does; return metrics and stderr.
-
-    The run must have saved its state, and leave nothing behind.
-    """
+    """Rows after the last checkpoint are repeated. The signal goes to all processes, as from a terminal."""
     command = "task=reach policy=gaussian runtime=ray num_envs=16 runtime.eval_every=0 eval_episodes=0"
-    shared, metrics = set(Path("/dev/shm").iterdir()), folder / "run/metrics.jsonl"
+    command += " checkpoint_minutes=0.03"
+    shared = set(Path("/dev/shm").iterdir())
     process = subprocess.Popen(
-        [sys.executable, "-m", "embodied.train", *command.split(), *words, f"out={folder / 'run'}"],
+        [sys.executable, "-m", "embodied.train", *command.split(), f"out={tmp_path / 'run'}"],
         cwd=root, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
         env={**os.environ, "PYTHONPATH": str(root)},
     )  # fmt: skip
+    metrics = tmp_path / "run/metrics.jsonl"
 
     def wait(until: Callable[[list[int]], bool]) -> None:
         while not until([row["iteration"] for row in read_metrics(metrics)]):
             assert process.poll() is None, process.communicate()[1][-2000:]
             time.sleep(0.05)
 
-    during(psutil.Process(process.pid), wait)
+    wait(lambda iterations: len(iterations) > 2 and (tmp_path / "run/checkpoints/last").exists())
+    (learner,) = [child for child in psutil.Process(process.pid).children(recursive=True) if is_host(child, "Learner")]
+    learner.kill()
+    reached = read_metrics(metrics)[-1]["iteration"]
+    wait(lambda iterations: psutil.Process(process.pid).is_running() and iterations[-1] > reached + 2)
     children = psutil.Process(process.pid).children(recursive=True)
+    assert any(is_host(child, "Learner") for child in children)
     os.killpg(process.pid, number)
     output, errors = process.communicate(timeout=60)
     assert process.returncode == 130, errors[-2000:]
+    assert "the learner was lost" in errors
+    assert f"going on from {tmp_path / 'run/checkpoints/step_'}" in errors
     rows = read_metrics(metrics)
     assert [row["iteration"] for row in rows] == list(range(1, len(rows) + 1))
     for before, after in pairwise(rows):
         assert before["env_steps"] < after["env_steps"]
         assert before["wall_s"] < after["wall_s"]
-    found = checkpoint.load_latest(folder / "run")
+    assert rows[-1]["async/restarts"] == 1
+    assert max(row["async/staleness_max"] for row in rows) <= 1
+    result = json.loads(output.splitlines()[-1])
+    found = checkpoint.load_latest(tmp_path / "run")
     assert found is not None
-    assert found.env_steps == json.loads(output.splitlines()[-1])["env_steps"] > 0
+    assert found.env_steps == result["env_steps"] > 0
     _, alive = psutil.wait_procs(children, 10)
     assert [child.name() for child in alive] == []
     assert set(Path("/dev/shm").iterdir()) <= shared
-    return rows, errors
 
 
 def is_host(process: psutil.Process, part: str) -> bool:
