@@ -124,7 +124,7 @@ def built(name: str, make: Callable[[], T]) -> T | None:
     """Return what ``make`` builds, or None and say why if it cannot be built here, whatever another library raises."""
     try:
         return make()
-    except Exception as error:
+    except Exception as error:  # third-party code may raise anything
         note(f"{name} is left out: {type(error).__name__}: {one_line(error)}")
         return None
 

@@ -6,6 +6,7 @@ python -m embodied.benchmarks.peers.defaults <task> <steps> <seed> <episodes of 
 import json
 import sys
 import time
+from contextlib import closing
 from statistics import fmean
 from typing import Any
 
@@ -36,29 +37,28 @@ class Curve(BaseCallback):
         latest = [episode["r"] for episode in self.model.ep_info_buffer]
         if latest:
             row["rollout/return_mean"] = fmean(latest)
-            for values, value in zip(self.values.values(), (self.num_timesteps, wall_s, fmean(latest)), strict=True):
-                values.append(value)
+            for values, key in zip(self.values.values(), ("env_steps", "wall_s", "rollout/return_mean"), strict=True):
+                values.append(row[key])
         self._progress.update(row)
 
 
 def train_sb3(task: str, total_steps: int, seed: int, episodes: int) -> dict[str, Any]:
     """Train, and evaluate the deterministic policy in ``episodes`` episodes of other seeds."""
-    progress = Progress(total_steps, None, has_success=False)
-    curve, began_s = Curve(progress), time.monotonic()
-    model = PPO("MlpPolicy", Sb3VecEnv(open_task(task, 1, seed=seed)), seed=seed, device="cpu")
-    model.learn(total_steps, curve)
-    wall_s, stepper = time.monotonic() - began_s, open_task(task, min(episodes, 10), seed=10_000 + seed)
     success: list[bool] = []
-    watch = progress.evaluating(f"{episodes} episodes")
+    with closing(Progress(total_steps, None, has_success=False)) as progress:
+        curve, began_s = Curve(progress), time.monotonic()
+        model = PPO("MlpPolicy", Sb3VecEnv(open_task(task, 1, seed=seed)), seed=seed, device="cpu")
+        model.learn(total_steps, curve)
+        wall_s, stepper = time.monotonic() - began_s, open_task(task, min(episodes, 10), seed=10_000 + seed)
+        watch = progress.evaluating(f"{episodes} episodes")
 
-    def on_step(local: dict[str, Any], _: dict[str, Any]) -> None:
-        if local["done"]:
-            success.append(local["info"]["is_success"])
-            watch(len(success) / episodes)
+        def on_step(local: dict[str, Any], _: dict[str, Any]) -> None:
+            if local["done"]:
+                success.append(local["info"]["is_success"])
+                watch(len(success) / episodes)
 
-    mean, _ = evaluate_policy(model, Sb3VecEnv(stepper), episodes, callback=on_step)
+        mean, _ = evaluate_policy(model, Sb3VecEnv(stepper), episodes, callback=on_step)
     final = {"task": task, "episodes": episodes, "return_mean": float(mean), "seed": 10_000 + seed}
-    progress.close()
     final |= {"success_at_end": fmean(success)} if stepper.spec.has_success else {}
     return {"env_steps": model.num_timesteps, "wall_s": round(wall_s, 1), "eval": final, "curve": curve.values}
 
