@@ -26,7 +26,7 @@ from embodied.session.config import CONFIG_DIR, RunConfig, compose_run, expand, 
 
 NUM_ENVS = 8
 CHUNK = 4  # actions of a chunk, where policies have some
-OF_CHUNKS = {"runtime.decisions": 8, "algo.epochs": 5}
+OF_CHUNKS = {"policy.sigma_init": 0.25, "runtime.decisions": 8, "algo.epochs": 5}
 """Of a flow policy from scratch that is told to plan chunks of actions."""
 SIZES = ("policy.horizon", "policy.execute")
 ON_GPU = {
@@ -93,7 +93,7 @@ def _compose_own(words: Mapping[str, Any], tell: Callable[[str], None]) -> RunCo
     if not means_cuda(config.runtime.device if simulates_on == "auto" else simulates_on):
         return config
     chunked = _with_chunks({"policy.horizon": CHUNK, **words}) if config.policy.name == "flow" else words
-    settings = {size: chunked[size] for size in SIZES if size in chunked} | ON_GPU
+    settings = {key: value for key, value in chunked.items() if key not in words} | ON_GPU
     tell(f"sim=warp on a GPU → {_written(settings, words)}")
     return compose_run({**chunked, **ON_GPU, **words})
 

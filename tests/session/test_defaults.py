@@ -147,9 +147,10 @@ def test_our_own_tasks_have_more_envs_only_where_a_gpu_simulates_them(words: dic
     assert not lines
     on_gpu = compose_new({"task": "reach", "sim": "warp", "device": "cuda"}, lines.append)
     assert on_gpu.num_envs == 4096
-    sizes = "policy.horizon=4 policy.execute=4 num_envs=4096 runtime.decisions=4 algo.epochs=5 algo.num_minibatches=4"
-    rates = "algo.max_learning_rate=0.01 algo.desired_kl=0.03"
+    sizes = "policy.horizon=4 policy.execute=4 policy.sigma_init=0.25 runtime.decisions=4 algo.epochs=5 num_envs=4096"
+    rates = "algo.num_minibatches=4 algo.max_learning_rate=0.01 algo.desired_kl=0.03"
     assert lines == [f"sim=warp on a GPU → {sizes} {rates} cut_after_success=0 repeat_failures=0.0"]
+    assert on_gpu.policy.options.sigma_init == 0.25
     gpu = {"sim": "warp", "device": "cuda"}
     assert chunks({**gpu, "policy.horizon": 8}) == (1, 8, 4, 4, 4096)
     recipe = compose_new({**gpu, "task": "lift", "policy": "gaussian"})  # its single actions stay
