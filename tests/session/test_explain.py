@@ -21,4 +21,4 @@ def test_an_option_of_a_base_class_has_its_meaning() -> None:
     lines = [line.split("#") for line in explain(compose_run({})).splitlines()]
     meanings = {parts[0].strip(): parts[1].strip() for parts in lines if len(parts) == 2}
     assert meanings["critic_hidden: [128, 128]"] == "Widths of the critic's hidden layers"
-    assert meanings["gae_lambda: 0.985"].startswith("GAE trace per control step")
+    assert meanings["gamma: 0.95"].startswith("Discount per control step")
