@@ -102,9 +102,10 @@ def _with_options_of_init(words: Mapping[str, Any]) -> dict[str, Any]:
     """Return the words with denoise steps and chunks of the policy that training starts from: its weights fit these."""
     if words.get("init") is None:
         return dict(words)
-    own, source = compose_run(words).policy.options, read_run(Path(str(words["init"]))).policy.options
-    both = [name for name in OF_INIT if hasattr(own, name) and hasattr(source, name)]
-    return {**{f"policy.{name}": getattr(source, name) for name in both}, **words}
+    source = read_run(Path(str(words["init"]))).policy.options
+    inherited = {f"policy.{name}": getattr(source, name) for name in OF_INIT if hasattr(source, name)}
+    own = compose_run({key: value for key, value in words.items() if key not in inherited}).policy.options
+    return {**{key: value for key, value in inherited.items() if hasattr(own, key.removeprefix("policy."))}, **words}
 
 
 def _with_chunks(words: Mapping[str, Any]) -> dict[str, Any]:
