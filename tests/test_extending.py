@@ -52,10 +52,10 @@ def apply_block(copy: Path, match: re.Match[str]) -> Path:
     return path
 
 
-PAGES = {"task": 6, "policy": 4, "algorithm": 4, "replay_algorithm": 4, "simulator": 3, "robot": 3, "curriculum": 4}
+PAGES = {"task": 5, "policy": 4, "algorithm": 4, "replay_algorithm": 4, "simulator": 3, "robot": 3, "curriculum": 4}
 """Files of each page: one of code, one YAML where it has a group, one registration, one test.
 
-That of tasks has a second task, in a file of the user's, and its scene.
+That of tasks has a second task, in a file of the user's.
 """
 
 
@@ -116,7 +116,7 @@ def test_a_task_in_a_file_of_your_own(root: Path, tmp_path: Path, monkeypatch: p
     for command, words in re.findall(r"^python -m embodied\.(\w+) (.+)$", page, re.MULTILINE):
         main = import_module(f"embodied.{command}").main
         assert main([*shlex.split(words), *few[command]]) == 0
-    pool = make_pool("my_task.py:Ring", {}, num_envs=16, num_threads=1)
+    pool = make_pool("my_task.py:Bolt", {}, num_envs=16, num_threads=1)
     pool.reset(make_sampler(pool, seed=0))
     for _ in range(pool.spec.max_episode_steps):
         step = pool.step(pool.task.expert())

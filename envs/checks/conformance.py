@@ -22,7 +22,14 @@ from embodied.envs.base.actions import random_actions
 from embodied.envs.checks import trial as trials
 from embodied.envs.checks.trial import Excused, Make, Recording, Trial, alike, difference, memory_bytes, usage
 
-FUNCTION_OF_ITS_PLAN = "an episode must be a function of its plan and actions, whatever the other envs do"
+FUNCTION_OF_ITS_PLAN = (
+    "an episode must be a function of its plan and actions, whatever the other envs do: what is random comes from its "
+    "seed (in a task of ours, from the rng of reset)"
+)
+GOES_ON = (
+    "an env that has loaded a state must go on exactly (in a task of ours, state_dict and load_state_dict keep what "
+    "reset writes outside of the simulation)"
+)
 FILM_SIZE = (64, 48)  # width and height, pixels
 LEAK_BYTES = 32e6  # growth over all resets that no allocator causes
 MAX_LEFT_OVER = 2  # threads and files that libraries may keep after their first use
@@ -180,7 +187,7 @@ def check_exact_resume(trial: Trial) -> None:
         action = trial.actions(obs, t)
         mine, theirs = trial.step(env, action), trial.step(other, action)
         same = torch.equal(mine.reward_NE, theirs.reward_NE) and alike(mine.obs, theirs.obs, tolerance=0.0)
-        trial.require(same, "an env that has loaded a state must go on exactly")
+        trial.require(same, GOES_ON)
         obs = mine.obs
 
 

@@ -21,6 +21,7 @@ from embodied.envs.mujoco.robots.jaws import measure_jaws
 from embodied.envs.tasks.base import Task
 
 EPISODES, SOLVED, HELD = 200, 0.95, 0.9  # HELD: chance that objects in the hand stay there
+BEGUN = 0.5  # share of episodes that may be solved at their start
 STILL_M, SUNK_M = 0.002, 0.05  # SUNK_M: of an arm as large as the Panda
 Finding = tuple[bool, str, str]
 """Whether it is good, what was measured, and what to change if it is not."""
@@ -44,8 +45,9 @@ def check_robot(pool: VecEnv, note: Callable[[str], None] = print) -> Iterator[R
         _start(pool)
     except Exception:  # of a task in a user's file
         return
-    checks: dict[str, Callable[[], Finding]] = {"ik": lambda: _ik(pool, robots)} if task.corners() else {}
-    checks["fingers"] = lambda: _fingers(robot)
+    checks: dict[str, Callable[[], Finding]] = {
+        "ik": lambda: _ik(pool, robots), "fingers": lambda: _fingers(robot), "start": lambda: _started(pool),
+    }  # fmt: skip
     if hasattr(task, "half_width_m"):
         checks["gap"] = lambda: _gap(pool, robot)
     if robot.config.mode == "ee_delta":
@@ -64,6 +66,8 @@ def check_robot(pool: VecEnv, note: Callable[[str], None] = print) -> Iterator[R
 
 def _ik(pool: MujocoPool, robots: Sequence[GripperDescription]) -> Finding:
     points = np.array([corner for _, corner in pool.task.corners()])
+    if not len(points):
+        return True, "no areas to reach: no two options are called <name>_low_m and <name>_high_m", ""
     found = [each.reach_for(of) for each, of in zip(robots, np.split(points, len(robots), 1), strict=True)]
     robot, miss_n = robots[0], np.concatenate([miss_n for _, miss_n in found])
     down_n = -np.concatenate([Chain(robot.kinematics).tools(qpos_nJ.T)[1][2, 2] for qpos_nJ, _ in found])
@@ -87,6 +91,13 @@ def _gap(pool: MujocoPool, robot: GripperDescription) -> Finding:
     gaps = f"{closed_m * 1e3:.0f} to {open_m * 1e3:.0f} mm"
     measured = f"the gap between the fingers is {gaps}, the object {width_m * 1e3:.0f} mm wide"
     return closed_m < width_m < open_m, measured, "gripper.open, closed and bodies, or object_m"
+
+
+def _started(pool: MujocoPool) -> Finding:
+    _start(pool)
+    solved = float(pool.task.success().float().mean())
+    measured = f"{solved:.0%} of {pool.num_envs} episodes are solved at their start"
+    return solved < BEGUN, measured, "success, or reset, that leaves something to do"
 
 
 def _still(pool: MujocoPool) -> Finding:

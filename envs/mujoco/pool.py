@@ -75,7 +75,7 @@ class MujocoPool(EpisodicEnv):
         terms = {name: term for name, term in sim.randomization.items() if term is not None}
         spec = task.scene()
         prepare(spec, terms)
-        self.model = spec.compile()
+        self.model = task.compiled(spec)
         self.substeps = task.config.substeps(self.model.opt.timestep)
         stop_timers()
         gravity_3 = take_gravity(self.model)
@@ -85,7 +85,7 @@ class MujocoPool(EpisodicEnv):
         self.arm = task.robot.attach(self.batch)
         self.view = View(self.batch, self.arm)
         task.instruction_N = torch.zeros(num_envs, dtype=torch.int64)
-        task.bind(self.view)
+        task.attach(self.view)
         self.guard = NanGuard(self.batch, Path(sim.dump_dir))
         self._rng = EpisodeRng(self.plans.seed_n, self.plans.number_n)  # of all present episodes
         fields = Fields(self.batch)

@@ -2,14 +2,17 @@
 
 from collections.abc import Callable, Mapping
 from functools import wraps
+from typing import Any, TypeVar
 
 import mujoco
 import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 
+from embodied.core.errors import UserError, unknown_name
 from embodied.envs.mujoco.robots.base import ArmState, Simulations, live
 
+Found = TypeVar("Found")
 BETWEEN_M = 0.02  # a cube whose centre is this near the tool centre point along every axis is between the fingers
 
 
@@ -32,14 +35,16 @@ class View:
     Tensors have a row per env, N, in metres, seconds and radians, with the batch's type and device. ``batch`` is for
     model fields that a task sets per simulation: it is ``models``, if they are kept apart. Accelerations and forces
     belong to the last step, and at the start of an episode to another env: read them by sensors, which are 0 there.
-    ``xfrc_applied`` may hold objects' weights (engine.py): add to it, do not replace it.
+    ``xfrc_applied`` may hold objects' weights (engine.py): add to it, do not replace it. UserError for a name that the
+    scene does not have; it lists those that it has.
     """
 
     def __init__(self, batch: Simulations, arm: ArmState, models: Simulations | None = None) -> None:
         self.batch, self.arm = models or batch, arm
         self.model = self.batch.model
         self.qpos, self.qvel = live(batch.bind("qpos")), live(batch.bind("qvel"))
-        self.mocap_pos, self.sensors = live(batch.bind("mocap_pos")), live(batch.bind("sensordata"))
+        self.mocap_pos, self._mocap_quat = live(batch.bind("mocap_pos")), live(batch.bind("mocap_quat"))
+        self.sites, self.sensors = live(batch.bind("site_xpos")), live(batch.bind("sensordata"))
         self.prefix, self.scale = arm.prefix, arm.scale
         self.views = tuple(View(batch, each, models) for each in arm.arms)  # of two robots, which have their own tools
         if not self.views:
@@ -55,6 +60,7 @@ class View:
             self._qpos[name], self._qvel[name] = self.qpos[:, at : at + 7], self.qvel[:, dof : dof + 6]
         self._sensor_ids = {self.model.sensor(i).name: i for i in range(self.model.nsensor)}
         self._sensor_adr = [*self.model.sensor_adr.tolist(), self.model.nsensordata]
+        self._mocap_ids = {self.model.body(i).name: int(at) for i, at in enumerate(self.model.body_mocapid) if at >= 0}
 
     def tensor(self, numbers: ArrayLike) -> Tensor:
         """Return numbers, such as random ones, with the type and on the device of the view's tensors."""
@@ -74,24 +80,46 @@ class View:
 
     def sensor(self, name: str, count: int = 1) -> Tensor:
         """Return the reading of a sensor, [N, d]; those of ``count`` sensors from this one on, in the scene's order."""
-        first = self._sensor_ids[name]
+        first = _found("sensor", self._sensor_ids, name)
         return self.sensors[:, self._sensor_adr[first] : self._sensor_adr[first + count]]
 
     def body_qpos(self, name: str) -> Tensor:
         """Return position and quaternion of a free body, [N, 7]; writable."""
-        return self._qpos[name]
+        return _found("free body", self._qpos, name)
 
     def position(self, name: str) -> Tensor:
         """Return the position of a free body, or of a part of one with the sensor ``<name>_pos``, [N, 3]."""
-        return self._qpos[name][:, :3] if name in self._qpos else self.sensor(f"{name}_pos")
+        return self.sensor(f"{name}_pos") if f"{name}_pos" in self._sensor_ids else self.body_qpos(name)[:, :3]
 
     def body_qvel(self, name: str) -> Tensor:
         """Return linear (world frame) and angular (body frame) velocity of a free body, [N, 6]; writable."""
-        return self._qvel[name]
+        return _found("free body", self._qvel, name)
 
     def mocap(self, name: str) -> Tensor:
         """Return the position of a mocap body, [N, 3]; writable."""
-        return self.mocap_pos[:, int(self.model.body(name).mocapid[0])]
+        return self.mocap_pos[:, _found("mocap body", self._mocap_ids, name)]
+
+    def mocap_quat(self, name: str) -> Tensor:
+        """Return the quaternion of a mocap body, [N, 4]; writable."""
+        return self._mocap_quat[:, _found("mocap body", self._mocap_ids, name)]
+
+    def joint_pos(self, name: str) -> Tensor:
+        """Return the position of a hinge (rad) or of a slide (m), [N]; writable."""
+        return self.qpos[:, self._joint(name).qposadr[0]]
+
+    def joint_vel(self, name: str) -> Tensor:
+        """Return the velocity of a hinge (rad/s) or of a slide (m/s), [N]; writable."""
+        return self.qvel[:, self._joint(name).dofadr[0]]
+
+    def site(self, name: str) -> Tensor:
+        """Return the position of a site, which may be on any body, [N, 3]."""
+        return self.sites[:, _found("site", {self.model.site(i).name: i for i in range(self.model.nsite)}, name)]
+
+    def _joint(self, name: str) -> Any:
+        """Return a hinge or slide of the model."""
+        single = (int(mujoco.mjtJoint.mjJNT_SLIDE), int(mujoco.mjtJoint.mjJNT_HINGE))
+        joints = (self.model.joint(i) for i in range(self.model.njnt))
+        return _found("hinge or slide", {joint.name: joint for joint in joints if joint.type[0] in single}, name)
 
     def size_factor(self, name: str, ids: Tensor) -> Tensor | float:
         """Return the factor of the size of the object ``name`` in envs ``ids``, [n]; 1 if sizes do not vary."""
@@ -108,7 +136,7 @@ class View:
 
         Contacts alone are not enough: closed fingers that rest on top of a cube both touch it.
         """
-        return (self.sensor(f"{self.prefix}left_finger_{name}", 2) > 0).all(dim=-1) & self.between(name)
+        return (self._contacts(name) > 0).all(dim=-1) & self.between(name)
 
     def yaw(self) -> Tensor:
         """Return the turn of the tool about the vertical, rad [N]."""
@@ -123,4 +151,19 @@ class View:
     @per_state
     def touched(self, name: str) -> Tensor:
         """Return whether any finger touches the cube ``name``, bool [N]."""
-        return (self.sensor(f"{self.prefix}left_finger_{name}", 2) > 0).any(dim=-1)
+        return (self._contacts(name) > 0).any(dim=-1)
+
+    def _contacts(self, name: str) -> Tensor:
+        """Return the number of contacts of each finger with the object ``name``, [N, 2]."""
+        first = f"{self.prefix}left_finger_{name}"
+        if first not in self._sensor_ids:
+            how = f"build_scene adds them: add_object_sensors(spec, '{name}') of embodied.envs.mujoco.scene"
+            raise UserError(f"fingers do not feel '{name}', which has no sensors of contacts; {how}")
+        return self.sensor(first, 2)
+
+
+def _found(kind: str, those: Mapping[str, Found], name: str) -> Found:
+    """Return the thing called ``name``. UserError if there is none; it lists the others."""
+    if name not in those:
+        raise unknown_name(f"{kind} of the scene", name, those)
+    return those[name]

@@ -5,7 +5,8 @@ simulation. Quantities have a row per env, N, in metres, seconds and radians, wi
 view's tensors: numbers of a task's own become tensors by ``View.tensor`` or take type and device from another tensor.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from itertools import product
 from pathlib import Path
@@ -17,7 +18,7 @@ from torch import Tensor
 from torch.linalg import vector_norm
 from torch.nn.functional import pad
 
-from embodied.core.errors import UserError
+from embodied.core.errors import UserError, describe_error
 from embodied.core.spec import SUCCESS, CameraSpec, EnvSpec, Instruction, StartStage, Term
 from embodied.envs.episodes.seeding import EpisodeRng
 from embodied.envs.mujoco.config import Shape
@@ -64,7 +65,7 @@ class Task:
     """Distance from the centre of ``held_object`` to each finger, a number or [N]; set by ``bind``."""
     config: TaskConfig
     view: View
-    """Access to the simulation; set by ``bind``."""
+    """Access to the simulation; set before ``bind``."""
 
     def __init__(self, config: TaskConfig) -> None:
         self.config = config
@@ -82,7 +83,10 @@ class Task:
         """Return the corners of the areas of the options, m, each with the option's name."""
         table_m, corners = self.robot.workspace_m[0][2], []
         for low in [option.name for option in fields(self.config) if option.name.endswith("_low_m")]:
-            area = zip(getattr(self.config, low), getattr(self.config, low.replace("low", "high")), strict=True)
+            high = low.replace("low", "high")
+            if not hasattr(self.config, high):
+                raise UserError(f"task {self.name}: option {low} is the lowest corner of an area, {high} is missing")
+            area = zip(getattr(self.config, low), getattr(self.config, high), strict=True)
             corners += [(low, (*corner, table_m)[:3]) for corner in product(*area)]
         return corners
 
@@ -129,8 +133,26 @@ class Task:
         spec = on_table(self.robot)
         if self.config.scene:
             add_scene(spec, Path(self.config.scene))
-        self.build_scene(spec)
+        with self._told():
+            self.build_scene(spec)
         return spec
+
+    def compiled(self, spec: mujoco.MjSpec) -> mujoco.MjModel:
+        """Return the model of a scene. UserError if MuJoCo refuses it."""
+        with self._told():
+            return spec.compile()
+
+    @contextmanager
+    def _told(self) -> Iterator[None]:
+        """Raise what MuJoCo refuses in the block as UserError."""
+        try:
+            yield
+        except UserError:
+            raise
+        except ValueError as error:
+            names = "; add_body of embodied.envs.mujoco.scene adds one with the name of a part of the robot"
+            hint = names if "repeated name" in str(error) else ""
+            raise UserError(f"task {self.name}: its scene: {describe_error(error)}{hint}") from error
 
     def shapes(self) -> Mapping[str, Sequence[Shape]]:
         """Return the shapes that ``reset`` may give the geom of an object, by its body's name.
@@ -141,10 +163,14 @@ class Task:
 
     # -- in the simulation ---------------------------------------------------------------------------------------------
 
-    def bind(self, view: View) -> None:
-        """Keep the view and the tensors that the task reads. Called once."""
+    def attach(self, view: View) -> None:
+        """Give the task its simulation. The pool calls it once."""
         self.view = view
+        self.bind(view)
         self._observed, self._observed_by_critic = self.observed(), self.observed_by_critic()
+
+    def bind(self, view: View) -> None:
+        """Keep the tensors that the task reads often. A subclass calls ``super().bind(view)`` first."""
 
     def reset(self, ids: Tensor, rng: EpisodeRng) -> None:
         """Write the initial state of envs ``ids`` [n] (objects and goals; the arm is already placed)."""
@@ -255,8 +281,12 @@ def progress(distance: Tensor, range_m: float) -> Tensor:
 
 def task_spec(task: Task, cameras: Sequence[Camera] = ()) -> EnvSpec:
     """Return the spec of a task; with cameras its own terms are privileged."""
-    robot, objects = task.robot.terms, task.state_terms()
-    privileged = tuple(quantity.term for quantity in task.observed_by_critic())
+    try:
+        robot, objects = task.robot.terms, task.state_terms()
+        privileged = tuple(quantity.term for quantity in task.observed_by_critic())
+    except AttributeError as error:
+        when = "they are called before bind, so a Quantity reads tensors in a function"
+        raise UserError(f"task {task.name}: observed, observed_by_critic: {describe_error(error)}; {when}") from error
     if not privileged:
         raise UserError(f"task {task.name}: observed_by_critic: got nothing, needed: at least one quantity")
     return EnvSpec(

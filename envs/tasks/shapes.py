@@ -1,7 +1,8 @@
-"""Check the shapes of what a task returns, once for each task."""
+"""Check shapes and kinds of what a task returns, once for each task."""
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from embodied.core.errors import UserError
@@ -9,26 +10,31 @@ from embodied.envs.tasks.base import Task
 
 
 def check_shapes(task: Task, num_envs: int) -> None:
-    """Raise UserError for what a task returns in a shape that the pool cannot use. Does nothing after the first call.
+    """Raise UserError for what a task returns that the pool cannot use. Does nothing after the first call.
 
-    The task is reset already. Shapes never change later, so control steps do not check them.
+    The task is reset already. Shapes and kinds never change later, so control steps do not check them.
     """
     if task.shapes_checked:
         return
 
-    def check(what: str, value: Any, *rest: int) -> None:
+    def check(what: str, value: Any, *rest: int, truth: bool = False) -> None:
         if not isinstance(value, Tensor) or value.shape != (num_envs, *rest):
             got = f"shape {[*value.shape]}" if isinstance(value, Tensor) else type(value).__name__
             needed = ", ".join(map(str, ("N", *rest)))
             raise UserError(f"task {task.name}: {what}: got {got}, needed: [{needed}] with N = {num_envs}")
+        if truth and value.dtype != torch.bool:
+            raise UserError(f"task {task.name}: {what}: got numbers, needed: true or false (torch.bool)")
+        if not torch.isfinite(value).all():
+            raise UserError(f"task {task.name}: {what}: not finite at the start of an episode")
 
     success_N, failure_N = task.success(), task.failure()
-    check("success()", success_N)
+    check("success()", success_N, truth=True)
     if failure_N is not None:
-        check("failure()", failure_N)
-    for method, returned in (("rewards", task.rewards(success_N)), ("outcomes", task.outcomes())):
-        for name, value in returned.items():
-            check(f"{method}()['{name}']", value)
+        check("failure()", failure_N, truth=True)
+    for name, value in task.outcomes().items():
+        check(f"outcomes()['{name}']", value, truth=True)
+    for name, value in task.rewards(success_N).items():
+        check(f"rewards()['{name}']", value)
     read = task.observe() | task.privileged()
     for term in (quantity.term for quantity in (*task.observed(), *task.observed_by_critic())):
         check(f"Quantity '{term.name}'", read[term.name], term.size)

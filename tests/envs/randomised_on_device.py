@@ -44,7 +44,7 @@ def randomise(device: torch.device) -> list[Tensor]:
     sims = pool("pick_place", N, sim={"randomization": SIM2REAL})
     states, task, fields = OnDevice(sims.batch, device), sims.task, Fields(Batch(sims.model, N, 1))
     arm = task.robot.attach_tensors(states)
-    task.bind(View(states, arm))
+    task.attach(View(states, arm))
     terms = {name: from_mapping(RandomizationTerm, term) for name, term in SIM2REAL.items()}
     left_N, limit_N, ids, found = torch.full((N,), 9, device=device), np.full(N, 9), np.arange(N), []
     noise = DeviceRng(left_N)

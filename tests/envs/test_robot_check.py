@@ -22,7 +22,7 @@ def findings(robot: str, task: str = "lift") -> dict[str, tuple[bool, str]]:
 
 def test_a_robot_that_can_do_the_task_passes_with_what_was_measured() -> None:
     found = findings("so101")
-    assert list(found) == ["ik", "fingers", "gap", "still", "hold", "expert"]
+    assert list(found) == ["ik", "fingers", "start", "gap", "still", "hold", "expert"]
     assert all(passed for passed, _ in found.values()), found
     assert "-11 to 49 mm, the object 24 mm wide" in found["gap"][1]
 

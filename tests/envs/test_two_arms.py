@@ -109,7 +109,7 @@ def test_it_keeps_the_contract_of_an_environment() -> None:
 
 def test_the_check_of_a_robot_checks_both() -> None:
     found = {result.name: (result.passed, result.why) for result in check_robot(two("so101", 8))}
-    assert list(found) == ["ik", "fingers", "gap", "still", "expert"]
+    assert list(found) == ["ik", "fingers", "start", "gap", "still", "expert"]
     assert all(passed for passed, _ in found.values()), found
 
 

@@ -65,7 +65,7 @@ class WarpPool(EpisodicEnv):
         terms = {name: term for name, term in sim.randomization.items() if term is not None}
         spec = task.scene()
         prepare(spec, terms)
-        self.model = spec.compile()
+        self.model = task.compiled(spec)
         self.substeps = task.config.substeps(self.model.opt.timestep)
         simulated = with_all_kinds(spec, task.shapes()).compile()
         self.batch = WarpBatch(simulated, num_envs, self.device, sim.max_contacts, sim.max_constraints)
@@ -77,7 +77,7 @@ class WarpPool(EpisodicEnv):
         self.arm = task.robot.attach_tensors(self.batch)
         self.view = View(self.batch, self.arm, self.models)
         task.instruction_N = torch.zeros(num_envs, dtype=torch.int64, device=self.device)
-        task.bind(self.view)
+        task.attach(self.view)
         self._reshapes = any(self.models.expanded(name) is not None for name in MODEL_FIELDS)  # ``task.reset`` does
         self.guard = WarpGuard(self.batch, Path(sim.dump_dir))
         fields, self.noise = Fields(self.models), DeviceRng(self.steps_left_N)

@@ -1,0 +1,190 @@
+"""A task of a user's: what it reads of the scene, and what it is told where it makes a mistake."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import mujoco
+import pytest
+import torch
+from torch import Tensor
+
+from embodied import tasks
+from embodied.core.errors import UserError
+from embodied.core.options import config_dataclass
+from embodied.core.spec import Term
+from embodied.envs import make_sampler
+from embodied.envs.checks.robot import check_robot
+from embodied.envs.episodes.seeding import EpisodeRng
+from embodied.envs.mujoco.pool import MujocoPool
+from embodied.envs.mujoco.scene import add_body
+from embodied.envs.mujoco.view import View
+from embodied.envs.mujoco.warp.pool import WarpConfig, WarpPool
+from embodied.envs.tasks.base import Quantity, Task, column
+from embodied.envs.tasks.config import TaskConfig
+from tests.commands.helpers import run
+
+BOX = mujoco.mjtGeom.mjGEOM_BOX
+
+
+class Lid(Task):
+    """A lid on a box, which stands elsewhere in every episode."""
+
+    name = "lid"
+    instruction = "open the lid"
+    config: TaskConfig
+
+    def build_scene(self, spec: mujoco.MjSpec) -> None:
+        box = add_body(spec, "box", mocap=True)
+        lid = box.add_body(name="lid", pos=[0, 0, 0.1])
+        lid.add_joint(name="lid", type=mujoco.mjtJoint.mjJNT_HINGE, axis=[0, -1, 0], range=[0, 1.5])
+        lid.add_geom(type=BOX, size=[0.05, 0.05, 0.005], pos=[0.05, 0, 0], mass=0.1)
+        lid.add_site(name="edge", pos=[0.1, 0, 0])
+
+    def bind(self, view: View) -> None:
+        super().bind(view)
+        self.box, self.edge, self.angle = view.mocap("box"), view.site("edge"), view.joint_pos("lid")
+
+    def reset(self, ids: Tensor, rng: EpisodeRng) -> None:
+        self.box[ids, :2] = self.view.tensor(rng.uniform("box", [0.4, -0.1], [0.6, 0.1]))
+        self.view.mocap_quat("box")[ids] = self.view.tensor([0.0, 0.0, 0.0, 1.0])  # half a turn
+        self.angle[ids] = 0.5
+
+    def observed(self) -> tuple[Quantity, ...]:
+        return (Quantity(Term("edge", 3, "m", "base"), lambda: self.edge),)
+
+    def observed_by_critic(self) -> tuple[Quantity, ...]:
+        return (Quantity(Term("speed", 1, "rad/s"), lambda: column(self.view.joint_vel("lid"))),)
+
+    def rewards(self, success: Tensor) -> dict[str, Tensor]:
+        return {"open": 0.5 * self.angle.clamp(0, 1), "opened": 0.5 * success}
+
+    def success(self) -> Tensor:
+        return self.angle > 1.0
+
+
+def started(task: Task, num_envs: int = 4) -> MujocoPool:
+    env = MujocoPool(task, num_envs=num_envs, num_threads=1)
+    env.reset(make_sampler(env, seed=0))
+    return env
+
+
+@pytest.mark.parametrize("warp", [False, True], ids=["mujoco", "warp"])
+def test_parts_of_a_scene_are_read_and_written_by_name(warp: bool) -> None:
+    task = Lid(TaskConfig())
+    env = WarpPool(task, num_envs=3, sim=WarpConfig(device="cpu")) if warp else MujocoPool(task, num_envs=3)
+    env.reset(make_sampler(env, seed=0))
+    torch.testing.assert_close(task.angle, torch.full_like(task.angle, 0.5))
+    angle = task.angle[0].double()
+    offset = torch.stack([-0.1 * angle.cos(), 0 * angle, 0.1 + 0.1 * angle.sin()])  # turned by half a turn
+    torch.testing.assert_close(task.edge.double() - task.box.double(), offset.expand(3, -1), atol=1e-5, rtol=0)
+    assert len(task.box[:, 0].unique()) == 3, "another place in each env"
+    env.step(torch.zeros(3, 1, env.spec.action.size))
+    assert (task.view.joint_vel("lid") < 0).all(), "it falls"
+
+
+@pytest.mark.parametrize("read", ["joint_pos", "joint_vel", "site", "mocap", "mocap_quat", "body_qpos", "body_qvel",
+                                  "position", "sensor"])  # fmt: skip
+def test_a_name_that_the_scene_lacks_is_refused_with_the_names_it_has(read: str) -> None:
+    task = started(Lid(TaskConfig())).task
+    with pytest.raises(UserError, match=r"of the scene 'ldi'.* Allowed: "):
+        getattr(task.view, read)("ldi")
+    with pytest.raises(UserError, match=r"fingers do not feel 'lid'.*add_object_sensors\(spec, 'lid'\)"):
+        task.view.grasped("lid")
+
+
+class Eager(Lid):
+    def observed(self) -> tuple[Quantity, ...]:
+        edge = self.edge
+        return (Quantity(Term("edge", 3, "m", "base"), lambda: edge),)
+
+
+class TakesTheRobotsName(Lid):
+    def build_scene(self, spec: mujoco.MjSpec) -> None:
+        super().build_scene(spec)
+        spec.worldbody.add_body(name="hand").add_geom(type=BOX, size=[0.1, 0.1, 0.1])
+
+
+class Numbers(Lid):
+    def success(self) -> Tensor:
+        return super().success().float()
+
+
+class NotANumber(Lid):
+    def rewards(self, success: Tensor) -> dict[str, Tensor]:
+        return super().rewards(success) | {"odd": self.angle / (0 * self.angle) * 0}
+
+
+class LooksUp(Lid):
+    def bind(self, view: View) -> None:
+        super().bind(view)
+        self.other = view.joint_pos("hinge")
+
+
+@config_dataclass
+class HalfAnAreaConfig(TaskConfig):
+    """Options of HalfAnArea."""
+
+    place_low_m: tuple[float, float] = (0.4, 0.0)
+
+
+class HalfAnArea(Lid):
+    config: HalfAnAreaConfig
+
+
+@dataclass
+class Mistake:
+    task: type[Task]
+    message: str
+    config: Any = TaskConfig
+
+
+@pytest.mark.parametrize(
+    "mistake",
+    [
+        Mistake(Eager, r"observed, .*AttributeError in test_tasks_of_users.py, line \d+: .*'edge'; .* before bind"),
+        Mistake(TakesTheRobotsName, r"its scene: .*repeated name 'hand'.*add_body"),
+        Mistake(Numbers, r"success\(\): got numbers, needed: true or false"),
+        Mistake(NotANumber, r"rewards\(\)\['odd'\]: not finite at the start"),
+        Mistake(LooksUp, r"unknown hinge or slide of the scene 'hinge'\. .*lid"),
+        Mistake(HalfAnArea, r"place_low_m is the lowest corner of an area, place_high_m is missing", HalfAnAreaConfig),
+    ],
+    ids=lambda mistake: mistake.task.__name__,
+)
+def test_a_mistake_in_a_task_is_told_as_one(mistake: Mistake) -> None:
+    with pytest.raises(UserError, match=mistake.message):
+        started(mistake.task(mistake.config()))
+
+
+def test_a_bind_that_forgets_the_base_class_still_has_a_view() -> None:
+    class Forgets(Lid):
+        def bind(self, view: View) -> None:
+            self.box, self.edge, self.angle = self.view.mocap("box"), view.site("edge"), view.joint_pos("lid")
+
+    assert started(Forgets(TaskConfig())).observe()["state"].isfinite().all()
+
+
+class AlwaysSolved(Lid):
+    def success(self) -> Tensor:
+        return self.angle > -1
+
+
+def test_the_check_finds_a_task_that_is_solved_at_its_start() -> None:
+    found = {result.name: result for result in check_robot(started(AlwaysSolved(TaskConfig()), num_envs=8))}
+    assert not found["start"].passed
+    assert found["start"].why.startswith("100% of 8 episodes are solved at their start: ")
+    found = {result.name: result for result in check_robot(started(Lid(TaskConfig()), num_envs=8))}
+    assert found["start"].passed
+    assert found["ik"].why.startswith("no areas to reach")
+    assert "expert" not in found
+
+
+def test_the_picture_of_a_task_without_an_expert_shows_an_arm_that_stands_still(tmp_path: Path) -> None:
+    source = Path(__file__).read_text().partition("\ndef started")[0]
+    (tmp_path / "lid.py").write_text(source)
+    words = [f"check={tmp_path / 'lid.py'}:Lid", "resets=2", "steps=2", "num_envs=1", f"picture={tmp_path / 'x.png'}"]
+    outcome = run(tasks.main, words)
+    assert outcome.code == 0, outcome.stderr
+    assert (tmp_path / "x.png").stat().st_size > 10_000
