@@ -27,6 +27,9 @@ from embodied.core.types import Obs, Timestep
 from embodied.envs.base.actions import checked_chunk
 
 
+WHOLE_EVERY = 4  # env in which ``cut_after_success`` cuts none, so that a critic learns what it is worth to stay solved
+
+
 @dataclass(frozen=True, slots=True)
 class Advance:
     """Result of one control step of all N envs; rows of envs that were not stepped are ignored."""
@@ -80,6 +83,7 @@ class EpisodicEnv(VecEnv):
         self.waiting_N = torch.zeros(num_envs, dtype=torch.bool, device=device)
         self.steps_left_N = torch.zeros(num_envs, dtype=torch.int64, device=device)
         self._succeeding_N = torch.zeros_like(self.steps_left_N)  # control steps of success in a row
+        self._may_cut_N = torch.arange(num_envs, device=device) % WHOLE_EVERY != 0
         self._soonest = 0  # no time limit is reached in fewer control steps, so that nobody waits for a GPU's answer
         self._return_N = torch.zeros(num_envs, device=device)
         self._once = {name: torch.zeros_like(self.waiting_N) for name in spec.outcomes}
@@ -251,7 +255,7 @@ class EpisodicEnv(VecEnv):
         if not self.cut_after_success or SUCCESS not in outcomes:
             return None
         self._succeeding_N.add_(1).mul_(outcomes[SUCCESS])
-        return self._succeeding_N >= self.cut_after_success
+        return self._may_cut_N & (self._succeeding_N >= self.cut_after_success)
 
     def _keep_final(self, ended_N: Tensor) -> None:
         rows = ended_N.nonzero().squeeze(-1)
