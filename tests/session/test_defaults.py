@@ -172,7 +172,7 @@ def test_a_run_that_starts_from_another_has_its_denoise_steps_and_chunks(tmp_pat
         ({"policy.denoise_steps": 2, "policy.horizon": 8}, (2, 8, 4)),
     ):
         (tmp_path / "config.yaml").write_text(to_yaml(compose_new({"task": "reach", **before})))
-        assert chunks(words) == (*found, 4, 512)
+        assert chunks(words) == (*found, 8, 256)
         assert chunks({**words, "policy.denoise_steps": 8, "policy.execute": 1})[:3] == (8, found[1], 1)
     assert chunks({**words, "policy.execute": 6})[:3] == (2, 8, 6), "more than the horizon of a policy from scratch"
 
