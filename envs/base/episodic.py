@@ -26,7 +26,6 @@ from embodied.core.spec import SUCCESS, EnvSpec
 from embodied.core.types import Obs, Timestep
 from embodied.envs.base.actions import checked_chunk
 
-
 WHOLE_EVERY = 8  # env in which ``cut_after_success`` cuts none, so that a critic learns what it is worth to stay solved
 
 

@@ -109,7 +109,8 @@ def with_all_kinds(spec: mujoco.MjSpec, shapes: Mapping[str, Sequence[Shape]]) -
 def add_object_sensors(spec: mujoco.MjSpec, name: str, body: str = "", prefix: str = "") -> None:
     """Add the sensors that ``View`` reads: contacts of each finger with the object, and the object's x and y axes.
 
-    body: of the object, if it has another name. prefix: of the robot whose fingers are meant, if it is one of two.
+    Also its position, if it is not free. body: of the object, if it has another name. prefix: of the robot whose
+    fingers are meant, if it is one of two.
     """
     body, fingers = body or name, (each for each in spec.tuple("fingers").objname if each.startswith(prefix))
     for which, finger in zip(FINGERS, fingers, strict=True):
@@ -120,6 +121,9 @@ def add_object_sensors(spec: mujoco.MjSpec, name: str, body: str = "", prefix: s
         sensor.intprm[:3] = [1 << int(mujoco.mjtConDataField.mjCONDATA_FOUND), 0, 1]  # number of contacts: one value
     for axis, kind in (("x", mujoco.mjtSensor.mjSENS_FRAMEXAXIS), ("y", mujoco.mjtSensor.mjSENS_FRAMEYAXIS)):
         spec.add_sensor(name=f"{name}_{axis}_axis", type=kind, objtype=mujoco.mjtObj.mjOBJ_XBODY, objname=body)
+    if all(joint.type != mujoco.mjtJoint.mjJNT_FREE for joint in spec.body(body).joints):
+        kind = mujoco.mjtSensor.mjSENS_FRAMEPOS
+        spec.add_sensor(name=f"{name}_pos", type=kind, objtype=mujoco.mjtObj.mjOBJ_XBODY, objname=body)
 
 
 def add_cube(spec: mujoco.MjSpec, name: str, half_size_m: float, mass_kg: float, rgba: Rgba) -> None:

@@ -55,7 +55,7 @@ class View:
         self._constants: dict[tuple[float, ...], Tensor] = {}
         self._qpos, self._qvel = dict[str, Tensor](), dict[str, Tensor]()  # by object: looking up names is slow
         for joint in (self.model.jnt_type == mujoco.mjtJoint.mjJNT_FREE).nonzero()[0]:
-            name, at = self.model.joint(int(joint)).name, self.model.jnt_qposadr[joint]
+            name, at = self.model.body(self.model.jnt_bodyid[joint]).name, self.model.jnt_qposadr[joint]
             dof = self.model.jnt_dofadr[joint]
             self._qpos[name], self._qvel[name] = self.qpos[:, at : at + 7], self.qvel[:, dof : dof + 6]
         self._sensor_ids = {self.model.sensor(i).name: i for i in range(self.model.nsensor)}

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.linalg import vector_norm
 from torch.nn.functional import pad
 
-from embodied.core.errors import UserError, describe_error
+from embodied.core.errors import UserError, describe_error, unknown_name
 from embodied.core.spec import SUCCESS, CameraSpec, EnvSpec, Instruction, StartStage, Term
 from embodied.envs.episodes.seeding import EpisodeRng
 from embodied.envs.mujoco.config import Shape
@@ -83,11 +83,12 @@ class Task:
         """Return the corners of the areas of the options, m, each with the option's name."""
         table_m, corners = self.robot.workspace_m[0][2], []
         for low in [option.name for option in fields(self.config) if option.name.endswith("_low_m")]:
-            high = low.replace("low", "high")
-            if not hasattr(self.config, high):
-                raise UserError(f"task {self.name}: option {low} is the lowest corner of an area, {high} is missing")
-            area = zip(getattr(self.config, low), getattr(self.config, high), strict=True)
-            corners += [(low, (*corner, table_m)[:3]) for corner in product(*area)]
+            high = f"{low.removesuffix('_low_m')}_high_m"
+            area = getattr(self.config, low), getattr(self.config, high, None)
+            if not all(isinstance(corner, tuple) and len(corner) in (2, 3) for corner in area):
+                needed = f"{low} and {high} are the corners of an area, x and y, or x, y and z, in m"
+                raise UserError(f"task {self.name}: {needed}; got {area[0]} and {area[1]}")
+            corners += [(low, (*corner, table_m)[:3]) for corner in product(*zip(*area, strict=True))]
         return corners
 
     def _check_reach(self) -> None:
@@ -99,7 +100,7 @@ class Task:
         if miss_m > OUT_OF_REACH * self.scale.reach:
             at = ", ".join(f"{x:.3g}" for x in corner)
             reason = f"({at}) m is {miss_m:.3f} m out of reach of the robot {self.robot.name}"
-            raise UserError(f"{low}, {low.replace('low', 'high')}: the corner {reason}")
+            raise UserError(f"{low}, {low.removesuffix('_low_m')}_high_m: the corner {reason}")
 
     # -- description, known before the simulation ----------------------------------------------------------------------
 
@@ -150,8 +151,7 @@ class Task:
         except UserError:
             raise
         except ValueError as error:
-            names = "; add_body of embodied.envs.mujoco.scene adds one with the name of a part of the robot"
-            hint = names if "repeated name" in str(error) else ""
+            hint = "; the robot may have a part of this name" if "repeated name" in str(error) else ""
             raise UserError(f"task {self.name}: its scene: {describe_error(error)}{hint}") from error
 
     def shapes(self) -> Mapping[str, Sequence[Shape]]:
@@ -167,6 +167,8 @@ class Task:
         """Give the task its simulation. The pool calls it once."""
         self.view = view
         self.bind(view)
+        if self.held_object and not hasattr(self, "half_width_m"):
+            raise UserError(f"task {self.name}: held_object needs half_width_m, which bind sets")
         self._observed, self._observed_by_critic = self.observed(), self.observed_by_critic()
 
     def bind(self, view: View) -> None:
@@ -258,6 +260,23 @@ def _read(quantities: Sequence[Quantity], view: View) -> dict[str, Tensor]:
     return {name: value for name, value in values.items() if name not in view.tools}
 
 
+def _check_terms(task: str, own: int, terms: Sequence[Term]) -> None:
+    """Raise UserError for a name of two terms, and for a difference of others than tools and earlier terms.
+
+    own: how many of the terms, the first ones, are the robot's.
+    """
+    names = [term.name for term in terms]
+    known = {name for name in names[:own] if name.endswith("tcp_pos")}
+    for i, term in enumerate(terms[own:], own):
+        if term.name in names[:i]:
+            raise UserError(f"task {task}: two quantities are called '{term.name}'; taken: {', '.join(names[:i])}")
+        rule = term.difference
+        for name in () if rule is None else (rule.of, rule.minus):
+            if name not in known:
+                raise UserError(f"task {task}: Quantity '{term.name}': {unknown_name('term before it', name, known)}")
+        known.add(term.name)
+
+
 def column(x: Tensor) -> Tensor:
     """Return a bool or real [N] as real [N, 1]."""
     return (x if x.is_floating_point() else x.float()).unsqueeze(-1)
@@ -289,6 +308,8 @@ def task_spec(task: Task, cameras: Sequence[Camera] = ()) -> EnvSpec:
         raise UserError(f"task {task.name}: observed, observed_by_critic: {describe_error(error)}; {when}") from error
     if not privileged:
         raise UserError(f"task {task.name}: observed_by_critic: got nothing, needed: at least one quantity")
+    for terms in ((*robot, *objects), (*robot, *privileged)):
+        _check_terms(task.name, len(robot), terms)
     return EnvSpec(
         task=task.name,
         state=robot if cameras else (*robot, *objects),

@@ -33,7 +33,10 @@ def check_shapes(task: Task, num_envs: int) -> None:
         check("failure()", failure_N, truth=True)
     for name, value in task.outcomes().items():
         check(f"outcomes()['{name}']", value, truth=True)
-    for name, value in task.rewards(success_N).items():
+    rewards = task.rewards(success_N)
+    if not rewards:
+        raise UserError(f"task {task.name}: rewards(): got nothing, needed: at least one term")
+    for name, value in rewards.items():
         check(f"rewards()['{name}']", value)
     read = task.observe() | task.privileged()
     for term in (quantity.term for quantity in (*task.observed(), *task.observed_by_critic())):

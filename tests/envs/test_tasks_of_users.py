@@ -14,12 +14,12 @@ from torch import Tensor
 from embodied import tasks
 from embodied.core.errors import UserError
 from embodied.core.options import config_dataclass
-from embodied.core.spec import Term
+from embodied.core.spec import Difference, Term
 from embodied.envs import make_sampler
 from embodied.envs.checks.robot import check_robot
 from embodied.envs.episodes.seeding import EpisodeRng
 from embodied.envs.mujoco.pool import MujocoPool
-from embodied.envs.mujoco.scene import add_body
+from embodied.envs.mujoco.scene import add_body, add_object_sensors
 from embodied.envs.mujoco.view import View
 from embodied.envs.mujoco.warp.pool import WarpConfig, WarpPool
 from embodied.envs.tasks.base import Quantity, Task, column
@@ -42,6 +42,7 @@ class Lid(Task):
         lid.add_joint(name="lid", type=mujoco.mjtJoint.mjJNT_HINGE, axis=[0, -1, 0], range=[0, 1.5])
         lid.add_geom(type=BOX, size=[0.05, 0.05, 0.005], pos=[0.05, 0, 0], mass=0.1)
         lid.add_site(name="edge", pos=[0.1, 0, 0])
+        add_object_sensors(spec, "lid")
 
     def bind(self, view: View) -> None:
         super().bind(view)
@@ -81,6 +82,9 @@ def test_parts_of_a_scene_are_read_and_written_by_name(warp: bool) -> None:
     offset = torch.stack([-0.1 * angle.cos(), 0 * angle, 0.1 + 0.1 * angle.sin()])  # turned by half a turn
     torch.testing.assert_close(task.edge.double() - task.box.double(), offset.expand(3, -1), atol=1e-5, rtol=0)
     assert len(task.box[:, 0].unique()) == 3, "another place in each env"
+    hinge = task.edge - task.view.position("lid")
+    torch.testing.assert_close(hinge.norm(dim=-1), torch.full_like(hinge[:, 0], 0.1))
+    assert not task.view.grasped("lid").any()
     env.step(torch.zeros(3, 1, env.spec.action.size))
     assert (task.view.joint_vel("lid") < 0).all(), "it falls"
 
@@ -91,8 +95,8 @@ def test_a_name_that_the_scene_lacks_is_refused_with_the_names_it_has(read: str)
     task = started(Lid(TaskConfig())).task
     with pytest.raises(UserError, match=r"of the scene 'ldi'.* Allowed: "):
         getattr(task.view, read)("ldi")
-    with pytest.raises(UserError, match=r"fingers do not feel 'lid'.*add_object_sensors\(spec, 'lid'\)"):
-        task.view.grasped("lid")
+    with pytest.raises(UserError, match=r"fingers do not feel 'box'.*add_object_sensors\(spec, 'box'\)"):
+        task.view.grasped("box")
 
 
 class Eager(Lid):
@@ -127,11 +131,31 @@ class LooksUp(Lid):
 class HalfAnAreaConfig(TaskConfig):
     """Options of HalfAnArea."""
 
-    place_low_m: tuple[float, float] = (0.4, 0.0)
+    yellow_low_m: tuple[float, float] = (0.4, 0.0)
 
 
 class HalfAnArea(Lid):
     config: HalfAnAreaConfig
+
+
+class NoReward(Lid):
+    def rewards(self, success: Tensor) -> dict[str, Tensor]:
+        return {}
+
+
+class TwoOfAName(Lid):
+    def observed(self) -> tuple[Quantity, ...]:
+        return (*super().observed(), Quantity(Term("joint_pos", 3), lambda: self.edge))
+
+
+class Backwards(Lid):
+    def observed(self) -> tuple[Quantity, ...]:
+        of_lid = Quantity(Term("from_lid", 3, difference=Difference("lid", "tcp_pos")))
+        return (of_lid, Quantity(Term("lid", 3), lambda: self.edge))
+
+
+class HoldsNothing(Lid):
+    held_object = "lid"
 
 
 @dataclass
@@ -145,11 +169,17 @@ class Mistake:
     "mistake",
     [
         Mistake(Eager, r"observed, .*AttributeError in test_tasks_of_users.py, line \d+: .*'edge'; .* before bind"),
-        Mistake(TakesTheRobotsName, r"its scene: .*repeated name 'hand'.*add_body"),
+        Mistake(TakesTheRobotsName, r"its scene: .*repeated name 'hand'.*; the robot may have a part of this name"),
         Mistake(Numbers, r"success\(\): got numbers, needed: true or false"),
         Mistake(NotANumber, r"rewards\(\)\['odd'\]: not finite at the start"),
         Mistake(LooksUp, r"unknown hinge or slide of the scene 'hinge'\. .*lid"),
-        Mistake(HalfAnArea, r"place_low_m is the lowest corner of an area, place_high_m is missing", HalfAnAreaConfig),
+        Mistake(
+            HalfAnArea, r"yellow_low_m and yellow_high_m are the corners.*; got \(0.4, 0.0\) and None", HalfAnAreaConfig
+        ),
+        Mistake(NoReward, r"rewards\(\): got nothing"),
+        Mistake(TwoOfAName, r"two quantities are called 'joint_pos'; taken: joint_pos, joint_vel, "),
+        Mistake(Backwards, r"Quantity 'from_lid': unknown term before it 'lid'.* Allowed: tcp_pos"),
+        Mistake(HoldsNothing, r"held_object needs half_width_m"),
     ],
     ids=lambda mistake: mistake.task.__name__,
 )
