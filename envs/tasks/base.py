@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import mujoco
 import numpy as np
@@ -84,7 +85,7 @@ class Task:
         table_m, corners = self.robot.workspace_m[0][2], []
         for low in [option.name for option in fields(self.config) if option.name.endswith("_low_m")]:
             high = f"{low.removesuffix('_low_m')}_high_m"
-            area = getattr(self.config, low), getattr(self.config, high, None)
+            area: tuple[Any, Any] = getattr(self.config, low), getattr(self.config, high, None)
             if not all(isinstance(corner, tuple) and len(corner) in (2, 3) for corner in area):
                 needed = f"{low} and {high} are the corners of an area, x and y, or x, y and z, in m"
                 raise UserError(f"task {self.name}: {needed}; got {area[0]} and {area[1]}")
