@@ -89,7 +89,8 @@ class View:
 
     def position(self, name: str) -> Tensor:
         """Return the position of a free body, or of a part of one with the sensor ``<name>_pos``, [N, 3]."""
-        return self.sensor(f"{name}_pos") if f"{name}_pos" in self._sensor_ids else self.body_qpos(name)[:, :3]
+        by_sensor = name not in self._qpos and f"{name}_pos" in self._sensor_ids
+        return self.sensor(f"{name}_pos") if by_sensor else self.body_qpos(name)[:, :3]
 
     def body_qvel(self, name: str) -> Tensor:
         """Return linear (world frame) and angular (body frame) velocity of a free body, [N, 6]; writable."""
