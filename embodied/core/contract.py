@@ -9,8 +9,6 @@ from embodied.core.env import VecEnv
 from embodied.core.errors import UserError
 from embodied.core.types import Obs, Timestep
 
-NEWER = ("solved",)  # entries that states of earlier versions lack
-
 
 def check_obs(env: VecEnv, obs: Obs, rows: int, what: str) -> None:
     """Raise UserError unless ``obs`` has ``rows`` observations that fit ``env.spec``. what: its origin, in words."""
@@ -78,8 +76,6 @@ def check_outcomes(env: VecEnv, step: Timestep) -> None:
 def check_state(state: Mapping[str, Tensor], present: Mapping[str, Tensor]) -> None:
     """Raise ValueError unless ``state`` has every entry of an env's present state, in the same shape."""
     for key, needed in present.items():
-        if key in NEWER and key not in state:
-            continue
         if key not in state or state[key].shape != needed.shape:
             got = f"shape {tuple(state[key].shape)}" if key in state else "nothing"
             raise ValueError(f"env state '{key}': got {got}, needed shape {tuple(needed.shape)}")

@@ -26,7 +26,7 @@ from embodied.core.spec import SUCCESS, EnvSpec
 from embodied.core.types import Obs, Timestep
 from embodied.envs.base.actions import checked_chunk
 
-WHOLE = 1 / 8  # least share of envs in which ``cut_after_success`` cuts no episode
+WHOLE_EVERY = 8  # env in which ``cut_after_success`` cuts none, so that a critic learns what it is worth to stay solved
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +70,6 @@ class EpisodicEnv(VecEnv):
     waiting_N: Tensor
     steps_left_N: Tensor
     """Control steps to the time limit of each env's present episode, int64 [N]."""
-    solved: Tensor
-    """Share of the latest episodes, about as many as envs, that ended with success: float64 []; counted for cuts."""
     ended_stay = False
     """Whether an env that is not stepped has the same observation until ``start``."""
 
@@ -84,10 +82,8 @@ class EpisodicEnv(VecEnv):
         self.waiting_N = torch.zeros(num_envs, dtype=torch.bool, device=device)
         self.steps_left_N = torch.zeros(num_envs, dtype=torch.int64, device=device)
         self._succeeding_N = torch.zeros_like(self.steps_left_N)  # control steps of success in a row
-        self._place_N = torch.arange(num_envs, device=device) * WHOLE % 1  # 0 to 1, evenly
+        self._may_cut_N = torch.arange(num_envs, device=device) % WHOLE_EVERY != 0
         self._soonest = 0  # no time limit is reached in fewer control steps, so that nobody waits for a GPU's answer
-        self.solved = torch.zeros((), dtype=torch.float64, device=device)
-        self._of_cuts = {"succeeding": self._succeeding_N, "solved": self.solved}
         self._return_N = torch.zeros(num_envs, device=device)
         self._once = {name: torch.zeros_like(self.waiting_N) for name in spec.outcomes}
         self._final: Obs = {}  # last observation of each env's latest episode, [N, ...]
@@ -179,7 +175,7 @@ class EpisodicEnv(VecEnv):
             **self.plans.state_dict(),
             "steps_left": self.steps_left_N.clone(),
             "return": self._return_N.clone(),
-            **({key: value.clone() for key, value in self._of_cuts.items()} if self.cut_after_success else {}),
+            **({"succeeding": self._succeeding_N.clone()} if self.cut_after_success else {}),
             **{f"once/{name}": outcome_N.clone() for name, outcome_N in self._once.items()},
         }
 
@@ -196,7 +192,6 @@ class EpisodicEnv(VecEnv):
         self._return_N.copy_(state["return"])
         if self.cut_after_success:
             self._succeeding_N.copy_(state["succeeding"])
-            self.solved.copy_(state.get("solved", torch.zeros(())))
         for name, outcome_N in self._once.items():
             outcome_N.copy_(state[f"once/{name}"])
 
@@ -255,15 +250,11 @@ class EpisodicEnv(VecEnv):
         return reward_N, ended_N if bool(ended_N.any()) else None
 
     def cut_N(self, outcomes: Mapping[str, Tensor]) -> Tensor | None:
-        """Count a control step of success; return whether ``cut_after_success`` cuts each episode, None if never.
-
-        The share of envs that cut is that of solved episodes, without ``WHOLE``: while success is rare, a critic would
-        not learn what it is worth to stay solved, and the policy would avoid it.
-        """
+        """Count a control step of success; return whether ``cut_after_success`` cuts each episode, None if never."""
         if not self.cut_after_success or SUCCESS not in outcomes:
             return None
         self._succeeding_N.add_(1).mul_(outcomes[SUCCESS])
-        return (self._succeeding_N >= self.cut_after_success) & (self._place_N < (1 - WHOLE) * self.solved)
+        return self._may_cut_N & (self._succeeding_N >= self.cut_after_success)
 
     def _keep_final(self, ended_N: Tensor) -> None:
         rows = ended_N.nonzero().squeeze(-1)
@@ -284,9 +275,6 @@ class EpisodicEnv(VecEnv):
     def _statistics(self, ended: Tensor, latest: Mapping[str, Tensor]) -> EpisodeStats:
         at_end = {name: outcome_N[ended].cpu() for name, outcome_N in latest.items()}
         once = {name: outcome_N[ended].cpu() for name, outcome_N in self._once.items()}
-        if self.cut_after_success and SUCCESS in at_end:
-            success_M = at_end[SUCCESS].to(self.solved)
-            self.solved += (success_M - self.solved).sum() / max(self.num_envs, len(success_M))
         ids, return_M, left_M = ended.cpu(), self._return_N[ended].cpu(), self.steps_left_N[ended].cpu()
         plans = self.plans.rows(ids.numpy())
         return EpisodeStats(ids, return_M, torch.from_numpy(plans.time_limit_n) - left_M, plans, once, at_end)

@@ -149,22 +149,6 @@ def test_an_episode_is_cut_after_steps_of_success_in_a_row_and_resumes_so() -> N
     assert cut + cut_after_three(env, 26, in_a_row_N, other) > 8
 
 
-def test_episodes_are_cut_in_as_large_a_share_of_envs_as_is_solved() -> None:
-    env = pool("reach", 8, 20)
-    env.cut_after_success = 1
-    cut, lengths = [], []
-    for _ in range(120):
-        step = env.step(env.expert())
-        cut.append(step.episodes.length_M.tolist())
-        lengths += cut[-1]
-    assert lengths[:8].count(20) == 8, "nothing was solved before"
-    assert env.solved > 0.9
-    assert {*lengths[-8:]} > {20}, "one env of eight has whole episodes"
-    assert sum(length < 20 for length in lengths[-24:]) > 16
-    state = env.state_dict()
-    assert float(state["solved"]) == float(env.solved)
-
-
 def test_a_returned_observation_stays_what_it_was() -> None:
     env = pool("lift", 2, 3)
     first = restart(env, 0)
