@@ -103,9 +103,9 @@ def _with_options_of_init(words: Mapping[str, Any]) -> dict[str, Any]:
     if words.get("init") is None:
         return dict(words)
     source = read_run(Path(str(words["init"]))).policy.options
-    inherited = {f"policy.{name}": getattr(source, name) for name in OF_INIT if hasattr(source, name)}
-    own = compose_run({key: value for key, value in words.items() if key not in inherited}).policy.options
-    return {**{key: value for key, value in inherited.items() if hasattr(own, key.removeprefix("policy."))}, **words}
+    own = POLICIES[str(words.get("policy", "flow"))].config.__dataclass_fields__
+    both = [name for name in OF_INIT if name in own and hasattr(source, name)]
+    return {**{f"policy.{name}": getattr(source, name) for name in both}, **words}
 
 
 def _with_chunks(words: Mapping[str, Any]) -> dict[str, Any]:

@@ -175,6 +175,7 @@ def test_a_run_that_starts_from_another_has_its_denoise_steps_and_chunks(tmp_pat
         assert chunks(words) == (*found, 8, 256)
         assert chunks({**words, "policy.denoise_steps": 8, "policy.execute": 1})[:3] == (8, found[1], 1)
     assert chunks({**words, "policy.execute": 6})[:3] == (2, 8, 6), "more than the horizon of a policy from scratch"
+    assert chunks({**words, "policy.max_delay": 4, "policy.execute": 4})[:3] == (2, 8, 4)
 
 
 def test_a_chunk_on_a_task_of_others_keeps_what_follows_from_the_task() -> None:
