@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from functools import wraps
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import mujoco
 import torch
@@ -61,6 +61,9 @@ class View:
         self._sensor_ids = {self.model.sensor(i).name: i for i in range(self.model.nsensor)}
         self._sensor_adr = [*self.model.sensor_adr.tolist(), self.model.nsensordata]
         self._mocap_ids = {self.model.body(i).name: int(at) for i, at in enumerate(self.model.body_mocapid) if at >= 0}
+        self._site_ids = {self.model.site(i).name: i for i in range(self.model.nsite)}
+        single = (self.model.jnt_type >= int(mujoco.mjtJoint.mjJNT_SLIDE)).nonzero()[0]
+        self._joint_ids = {self.model.joint(int(i)).name: int(i) for i in single}  # hinges and slides
 
     def tensor(self, numbers: ArrayLike) -> Tensor:
         """Return numbers, such as random ones, with the type and on the device of the view's tensors."""
@@ -106,21 +109,15 @@ class View:
 
     def joint_pos(self, name: str) -> Tensor:
         """Return the position of a hinge (rad) or of a slide (m), [N]; writable."""
-        return self.qpos[:, self._joint(name).qposadr[0]]
+        return self.qpos[:, self.model.jnt_qposadr[_found("hinge or slide", self._joint_ids, name)]]
 
     def joint_vel(self, name: str) -> Tensor:
         """Return the velocity of a hinge (rad/s) or of a slide (m/s), [N]; writable."""
-        return self.qvel[:, self._joint(name).dofadr[0]]
+        return self.qvel[:, self.model.jnt_dofadr[_found("hinge or slide", self._joint_ids, name)]]
 
     def site(self, name: str) -> Tensor:
         """Return the position of a site, which may be on any body, [N, 3]."""
-        return self.sites[:, _found("site", {self.model.site(i).name: i for i in range(self.model.nsite)}, name)]
-
-    def _joint(self, name: str) -> Any:
-        """Return a hinge or slide of the model."""
-        single = (int(mujoco.mjtJoint.mjJNT_SLIDE), int(mujoco.mjtJoint.mjJNT_HINGE))
-        joints = (self.model.joint(i) for i in range(self.model.njnt))
-        return _found("hinge or slide", {joint.name: joint for joint in joints if joint.type[0] in single}, name)
+        return self.sites[:, _found("site", self._site_ids, name)]
 
     def size_factor(self, name: str, ids: Tensor) -> Tensor | float:
         """Return the factor of the size of the object ``name`` in envs ``ids``, [n]; 1 if sizes do not vary."""
