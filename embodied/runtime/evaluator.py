@@ -6,7 +6,7 @@ A runtime polls its evaluator between two iterations. If ``eval_every`` iteratio
 in a thread while training goes on, and has the result at a later poll.
 
 The best of many evaluations on the same episodes is too good by chance. So one that reaches ``confirm_at`` is followed
-by a second evaluation of the same weights, on episodes that no other evaluation has.
+by a second evaluation of the same weights, on twice as many episodes, which no other evaluation has.
 """
 
 import queue
@@ -35,6 +35,7 @@ from embodied.runtime.episode_records import ActionHashes, records
 from embodied.runtime.threads import ThreadGroup
 from embodied.runtime.watch import Track
 
+CONFIRMED_BY = 2  # times the episodes of another evaluation: fewer confirm a policy that is worse too often
 MAX_EVAL_ENVS = 512  # more envs cost memory and save no time
 Weights = Mapping[str, Tensor]
 
@@ -170,7 +171,7 @@ def rollout_metrics(episodes: EpisodeStats, spec: EnvSpec) -> Metrics:
 class Evaluator:
     """Evaluates published weights by a copy of the policy; the envs are built at the first evaluation.
 
-    plans: the episodes of a seed. num_threads: of torch. confirm_at: success, on instructions that are trained on, from
+    plans: a number of episodes of a seed. num_threads: of torch. confirm_at: success, on instructions that are trained on, from
     which the result has a ``confirmation``: the result on fresh episodes, whose seed is above those of users. group: in
     a thread of it one evaluation at a time goes on beside training, until the group ends; None: ``poll`` evaluates.
     """
@@ -179,7 +180,7 @@ class Evaluator:
         self,
         policy: Policy,
         make_env: Callable[[], VecEnv],
-        plans: Callable[[int], EpisodePlans],
+        plans: Callable[[int, int], EpisodePlans],
         config: RuntimeConfig,
         num_threads: int = 1,
         confirm_at: float | None = None,
@@ -242,9 +243,11 @@ class Evaluator:
             if self.env is None:
                 self.env = self.make_env()
             noise, seed, fresh = self.config.eval_noise, self.config.eval_seed, SEEDS + iteration
-            result = evaluate(self.policy, self.env, self.plans(seed), seed, noise, stop)
+            episodes = self.config.eval_episodes
+            result = evaluate(self.policy, self.env, self.plans(episodes, seed), seed, noise, stop)
             if result and self.confirm_at is not None and trained_rates(result)["success_at_end"] >= self.confirm_at:
-                confirmation = evaluate(self.policy, self.env, self.plans(fresh), fresh, noise, stop)
+                plans = self.plans(CONFIRMED_BY * episodes, fresh)
+                confirmation = evaluate(self.policy, self.env, plans, fresh, noise, stop)
                 result = result | {"confirmation": confirmation} if confirmation else {}
         self._results.put(({**result, "iteration": iteration, "env_steps": env_steps} if result else {}, weights))
 

@@ -120,7 +120,7 @@ class Recipe:
     def evaluator(self, policy: Policy, spec: EnvSpec, group: ThreadGroup) -> Evaluator:
         """Build the evaluator. policy: a copy that no other part uses. group: of its thread, if it has one."""
         config, num_threads = self.config, self.budget.evaluator
-        plans = partial(self.eval_plans, spec, config.eval_episodes)
+        plans = partial(self.eval_plans, spec)
         make_env = partial(self.make_eval_env, min(config.eval_episodes, MAX_EVAL_ENVS), num_threads)
         beside = group if config.overlaps else None
         return Evaluator(policy, make_env, plans, config, num_threads, self.confirm_at, beside)

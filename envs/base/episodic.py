@@ -234,7 +234,7 @@ class EpisodicEnv(VecEnv):
         chunks.num_steps_N += made
         self.steps_left_N -= made
         self._soonest -= 1
-        found = (result.failed_N, result.truncated_N, broken_N, self.cut_N(result.outcomes))
+        found = (result.failed_N, result.truncated_N, broken_N, self.cut_N(result.outcomes, stepped_N))
         causes = [cause_N for cause_N in found if cause_N is not None]
         if self._soonest > 0 and not causes:
             return reward_N, None
@@ -249,11 +249,15 @@ class EpisodicEnv(VecEnv):
         chunks.ended_N |= ended_N
         return reward_N, ended_N if bool(ended_N.any()) else None
 
-    def cut_N(self, outcomes: Mapping[str, Tensor]) -> Tensor | None:
-        """Count a control step of success; return whether ``cut_after_success`` cuts each episode, None if never."""
+    def cut_N(self, outcomes: Mapping[str, Tensor], stepped_N: Tensor | None) -> Tensor | None:
+        """Count a control step of success of envs ``stepped_N`` (None: all).
+
+        Return whether ``cut_after_success`` cuts each episode, None if it never does.
+        """
         if not self.cut_after_success or SUCCESS not in outcomes:
             return None
-        self._succeeding_N.add_(1).mul_(outcomes[SUCCESS])
+        counted_N = (self._succeeding_N + 1) * outcomes[SUCCESS]
+        self._succeeding_N.copy_(counted_N if stepped_N is None else torch.where(stepped_N, counted_N, self._succeeding_N))
         return self._may_cut_N & (self._succeeding_N >= self.cut_after_success)
 
     def _keep_final(self, ended_N: Tensor) -> None:

@@ -65,20 +65,26 @@ def rows_of(env: RowByRowEnvpoolEnv, action_TNEA: torch.Tensor) -> Iterator[tupl
             under_way += len(on)
 
 
-@pytest.mark.parametrize(("id", "chunk", "steps"), [("CartPole-v1", 1, 15), ("Hopper-v5", 3, 20)])
-def test_rows_give_what_they_give_when_all_are_stepped_together(id: str, chunk: int, steps: int) -> None:
+@pytest.mark.parametrize(
+    ("id", "chunk", "steps", "cut"),
+    [("CartPole-v1", 1, 15, 0), ("Hopper-v5", 3, 20, 0), ("FetchReachDense-v4", 3, 40, 2)],
+    ids=["one action", "chunks", "cut after success"],
+)
+def test_rows_give_what_they_give_when_all_are_stepped_together(id: str, chunk: int, steps: int, cut: int) -> None:
     env, together = make(id, N, steps, 3), make(id, N, steps, None)
+    env.cut_after_success = together.cut_after_success = cut
     assert isinstance(env, RowByRowEnvpoolEnv)
     action_TNEA = torch.stack([random_actions(env.spec.action, N, chunk, seed=t) for t in range(30)])
     assert torch.equal(env.reset(make_sampler(env))["state"], together.reset(make_sampler(together))["state"])
     found = {(t, row): result for t, row, result in rows_of(env, action_TNEA)}
     assert len(found) == 30 * N
-    ends = 0
+    ends = cuts = 0
     for t, action in enumerate(action_TNEA):
         step = together.step(action)
         for row in range(N):
             result, final = found[t, row], (step.final_ids == row).nonzero().flatten()
             ends += len(final)
+            cuts += int((step.episodes.length_M[final] < steps).sum()) if cut else 0
             assert torch.equal(result["obs"], step.obs["state"][row])
             assert torch.equal(result["reward"], step.reward_NE[row])
             assert result["terminated"] == step.terminated_N[row]
@@ -89,6 +95,7 @@ def test_rows_give_what_they_give_when_all_are_stepped_together(id: str, chunk: 
             assert torch.equal(result["length"], step.episodes.length_M[final])
             assert result["number"] == step.episodes.plans.number_n[final].tolist()
     assert ends > N
+    assert bool(cuts) == bool(cut)
 
 
 def test_stepped_together_it_keeps_the_contract() -> None:

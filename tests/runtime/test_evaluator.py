@@ -217,7 +217,7 @@ def test_an_evaluation_of_lost_weights_is_dropped_and_the_next_one_counts_from_t
     spec = point_spec()
     policy = make_policy(spec)
     group, config = ThreadGroup(0.0, lambda: None), RuntimeConfig(eval_every=2, eval_episodes=2)
-    background = Evaluator(policy, lambda: PointEnv(2), partial(first_episodes, spec, 2), config, group=group)
+    background = Evaluator(policy, lambda: PointEnv(2), partial(first_episodes, spec), config, group=group)
 
     def weights() -> dict[str, Tensor]:
         return {name: value.clone() for name, value in policy.state_dict().items()}

@@ -68,7 +68,7 @@ def test_without_staleness_it_is_bit_identical_to_sync_and_goes_on_from_its_stat
         assert_same(state_of(runtime), end)
         results = [i.evaluation for i in (*found, *iterate(runtime, 30)) if i.evaluation]
         assert results
-        assert results[0]["episodes"] == results[0]["confirmation"]["episodes"] == 5
+        assert 2 * results[0]["episodes"] == results[0]["confirmation"]["episodes"] == 10
         assert results[0]["confirmation"]["seed"] == SEEDS + results[0]["iteration"]
         runtime.keep_evaluated()
         kept = copy.deepcopy(runtime.evaluator.weights)

@@ -110,6 +110,7 @@ def test_a_good_evaluation_is_confirmed_on_episodes_that_no_other_evaluation_has
         results = [i.evaluation for i in iterate(runtime, 30) if i.evaluation]
     assert len(results) >= 2
     assert [r["confirmation"]["seed"] for r in results] == [SEEDS + r["iteration"] for r in results]
+    assert all(r["confirmation"]["episodes"] == 2 * r["episodes"] for r in results)
     fixed, fresh = drawn[::2], drawn[1::2]
     assert set(fixed) == {fixed[0]}
     assert fixed[0].isdisjoint(frozenset.union(*fresh))

@@ -175,7 +175,7 @@ class WarpPool(EpisodicEnv):
         so_far.num_steps_N += alive_N
         self.steps_left_N -= alive_N.long()
         ended_N = self.steps_left_N <= 0
-        if (cut_N := self.cut_N(result.outcomes)) is not None:
+        if (cut_N := self.cut_N(result.outcomes, alive_N)) is not None:
             ended_N |= cut_N
         if result.failed_N is not None:
             ended_N |= result.failed_N
