@@ -76,9 +76,10 @@ class PPO(Algorithm):
             valid_TN = valid_TN & (staleness_TN <= config.max_staleness)
         batch = self.prepare(fragment, staleness_TN, valid_TN)
         weight_B, value_B, return_B = map(batch.column, ("weight", "value", "return"))
-        rms = torch.hypot(*sharing.mean_and_std(return_B[weight_B > 0], self.learners))  # root mean square
-        self._value_unit.fill_(self.policy.scale_values(rms, max(UNIT_WEIGHT, 1 / (version + 1))))
         counts = sharing.count_decisions(weight_B, executed_M, config.max_staleness, self.learners)
+        if counts.valid:
+            rms = torch.hypot(*sharing.mean_and_std(return_B[weight_B > 0], self.learners))  # root mean square
+            self._value_unit.fill_(self.policy.scale_values(rms, max(UNIT_WEIGHT, 1 / (version + 1))))
         if self.total_updates is not None:
             anneal(self.optimizer, self._share_left, config, version, self.total_updates)
         warming = version < config.critic_warmup

@@ -152,7 +152,7 @@ def draw(make: Callable[[int], Any], path: Path) -> None:
             act = zero.clone
         render, steps, frames = env.film(480, 360), env.spec.max_episode_steps, []
         for step in range(steps):
-            if step % (steps // 3) == 0 or step == steps - 1:
+            if step % max(1, steps // 3) == 0 or step == steps - 1:
                 frames.append(render()[0])
             env.step(act())
     path.write_bytes(encode_png(grid(np.stack(frames[:4]))))

@@ -171,9 +171,10 @@ def rollout_metrics(episodes: EpisodeStats, spec: EnvSpec) -> Metrics:
 class Evaluator:
     """Evaluates published weights by a copy of the policy; the envs are built at the first evaluation.
 
-    plans: a number of episodes of a seed. num_threads: of torch. confirm_at: success, on instructions that are trained on, from
-    which the result has a ``confirmation``: the result on fresh episodes, whose seed is above those of users. group: in
-    a thread of it one evaluation at a time goes on beside training, until the group ends; None: ``poll`` evaluates.
+    plans: a number of episodes of a seed. num_threads: of torch. confirm_at: success, on instructions that are trained
+    on, from which the result has a ``confirmation``: the result on fresh episodes, whose seed is above those of users.
+    group: in a thread of it one evaluation at a time goes on beside training, until the group ends; None: ``poll``
+    evaluates.
     """
 
     def __init__(

@@ -92,8 +92,8 @@ class RunConfig:
     one on fresh episodes too; null is never. If instructions are held out, only those that are trained on count."""
     cut_after_success: NonNegativeInt = 0
     """Control steps of success in a row after which an episode of training ends, as a truncation; 0: none does. What is
-    solved is then seen for a shorter time, and what is not for a longer one. In every eighth env none ends so, or the
-    critic would not learn what it is worth to stay solved. Evaluations have whole episodes."""
+    solved is then seen for a shorter time, and what is not for a longer one. Of every eighth env seed none ends so, or
+    the critic would not learn what it is worth to stay solved. Evaluations have whole episodes."""
     repeat_failures: Fraction = 0.0
     """Share of the episodes of training that begin as one that failed lately, so that what is not learned yet is seen
     more often; none while all fail. ``rollout/success_at_end`` counts them, so it is lower than in evaluations."""

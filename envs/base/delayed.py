@@ -56,13 +56,12 @@ class DelayedEnv(VecEnv):
     def step(self, action: Tensor) -> Timestep:
         """Execute the prefix, then the chunk [N, H, A] from row d on, E control steps together."""
         given_NHA = checked_chunk(action, self.spec.action, self.num_envs).to(self._prefix_NDA.dtype)
-        row_C = torch.arange(max(given_NHA.shape[1], self.execute), device=self.device)
+        row_C = torch.arange(max(given_NHA.shape[1], self.execute + self.max_delay), device=self.device)
         chunk_NCA = given_NHA[:, row_C.clamp(max=given_NHA.shape[1] - 1)]  # executed if the robot gets no other actions
         head_NDA, late_ND = chunk_NCA[:, : self.max_delay], row_C[: self.max_delay] < self._delay_N[:, None]
         chunk_NCA[:, : self.max_delay] = torch.where(late_ND.unsqueeze(-1), self._prefix_NDA, head_NDA)
         step = self.env.step(chunk_NCA[:, : self.execute])
-        rows = step.num_steps_N[:, None] + torch.arange(self.max_delay, device=self.device)
-        rows = rows.clamp(max=chunk_NCA.shape[1] - 1)
+        rows = step.num_steps_N[:, None] + row_C[: self.max_delay]
         left_NDA = chunk_NCA.gather(1, rows[..., None].expand(-1, -1, chunk_NCA.shape[2]))
         self._decision_N += 1
         ended_M = step.final_ids.cpu().numpy()

@@ -26,7 +26,9 @@ from embodied.core.spec import SUCCESS, EnvSpec
 from embodied.core.types import Obs, Timestep
 from embodied.envs.base.actions import checked_chunk
 
-WHOLE_EVERY = 8  # env in which ``cut_after_success`` cuts none, so that a critic learns what it is worth to stay solved
+WHOLE_EVERY = (
+    8  # env seed whose episodes ``cut_after_success`` leaves whole: a critic learns what staying solved is worth
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +84,7 @@ class EpisodicEnv(VecEnv):
         self.waiting_N = torch.zeros(num_envs, dtype=torch.bool, device=device)
         self.steps_left_N = torch.zeros(num_envs, dtype=torch.int64, device=device)
         self._succeeding_N = torch.zeros_like(self.steps_left_N)  # control steps of success in a row
-        self._may_cut_N = torch.arange(num_envs, device=device) % WHOLE_EVERY != 0
+        self._may_cut_N = torch.zeros_like(self.waiting_N)
         self._soonest = 0  # no time limit is reached in fewer control steps, so that nobody waits for a GPU's answer
         self._return_N = torch.zeros(num_envs, device=device)
         self._once = {name: torch.zeros_like(self.waiting_N) for name in spec.outcomes}
@@ -189,6 +191,7 @@ class EpisodicEnv(VecEnv):
         self.plans = EpisodePlans.from_state_dict(state)
         self.steps_left_N.copy_(state["steps_left"])
         self._soonest = int(self.steps_left_N.min())
+        self._may_cut_N.copy_(torch.from_numpy(self.plans.seed_n % WHOLE_EVERY != 0))
         self._return_N.copy_(state["return"])
         if self.cut_after_success:
             self._succeeding_N.copy_(state["succeeding"])
@@ -210,6 +213,7 @@ class EpisodicEnv(VecEnv):
         self.plans.put(ids, plans)
         self.steps_left_N.index_copy_(0, rows, torch.from_numpy(plans.time_limit_n).to(self.device))
         self._soonest = int(self.steps_left_N.min())
+        self._may_cut_N.copy_(torch.from_numpy(self.plans.seed_n % WHOLE_EVERY != 0))
         for counted_N in (self.waiting_N, self._return_N, self._succeeding_N, *self._once.values()):
             counted_N.index_fill_(0, rows, 0)
         self.start(ids, plans)
@@ -256,8 +260,8 @@ class EpisodicEnv(VecEnv):
         """
         if not self.cut_after_success or SUCCESS not in outcomes:
             return None
-        counted_N = (self._succeeding_N + 1) * outcomes[SUCCESS]
-        self._succeeding_N.copy_(counted_N if stepped_N is None else torch.where(stepped_N, counted_N, self._succeeding_N))
+        row_N = (self._succeeding_N + 1) * outcomes[SUCCESS]
+        self._succeeding_N.copy_(row_N if stepped_N is None else torch.where(stepped_N, row_N, self._succeeding_N))
         return self._may_cut_N & (self._succeeding_N >= self.cut_after_success)
 
     def _keep_final(self, ended_N: Tensor) -> None:

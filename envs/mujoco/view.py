@@ -119,7 +119,7 @@ class View:
         """Return the position of a site, which may be on any body, [N, 3]."""
         return self.sites[:, _found("site", self._site_ids, name)]
 
-    def size_factor(self, name: str, ids: Tensor) -> Tensor | float:
+    def size_factor(self, name: str, ids: Tensor | slice = slice(None)) -> Tensor | float:
         """Return the factor of the size of the object ``name`` in envs ``ids``, [n]; 1 if sizes do not vary."""
         return self.sizes[name][ids] if name in self.sizes else 1.0
 

@@ -30,7 +30,7 @@ class Stack(common.CubeTask):
 
     def bind(self, view: View) -> None:
         super().bind(view)
-        self.base, self.on_top = view.body_qpos("base")[:, :3], view.tensor(self._offset)
+        self.base = view.body_qpos("base")[:, :3]
 
     def reset(self, ids: Tensor, rng: EpisodeRng) -> None:
         super().reset(ids, rng)
@@ -39,7 +39,7 @@ class Stack(common.CubeTask):
 
     @property
     def _offset(self) -> tuple[float, float, float]:
-        """Centre of the stacked red cube minus that of the blue one, m."""
+        """Centre of the stacked red cube minus that of the blue one, m; of cubes whose sizes do not vary."""
         return (0.0, 0.0, self.config.cube_half_m + self.config.base_half_m)
 
     def observed(self) -> tuple[Quantity, ...]:
@@ -50,20 +50,25 @@ class Stack(common.CubeTask):
             Quantity(Term("top_from_cube", 3, "m", "base", difference=top)),
         )
 
-    def _from_top(self) -> Tensor:
-        """Return the position of the red cube minus that on top of the blue one, [N, 3]."""
-        return self.cube - (self.base + self.on_top)
+    def _top(self) -> Tensor:
+        """Return where the red cube's centre is on top of the blue cube, m [N, 3]."""
+        top = self.base.clone()
+        top[:, 2] += self.config.cube_half_m * self.view.size_factor("cube") + self._base_half_m()
+        return top
+
+    def _base_half_m(self) -> Tensor | float:
+        return self.config.base_half_m * self.view.size_factor("base")
 
     def _on_base(self) -> Tensor:
         """Return whether the red cube stands on the blue one, which is on the table, bool [N]."""
-        offset = self._from_top()
-        on_table = (self.base[:, 2] - self.config.base_half_m).abs() < 0.01 * self.scale.size
+        offset = self.cube - self._top()
+        on_table = (self.base[:, 2] - self._base_half_m()).abs() < 0.01 * self.scale.size
         near_top = offset[:, 2].abs() < 0.008 * self.scale.size
         over: Tensor = vector_norm(offset[:, :2], dim=-1) < self.config.base_half_m
         return over & near_top & on_table
 
     def rewards(self, success: Tensor) -> dict[str, Tensor]:
-        on_base, grasped, offset = self._on_base(), self.view.grasped("cube"), self._from_top()
+        on_base, grasped, offset = self._on_base(), self.view.grasped("cube"), self.cube - self._top()
         over = vector_norm(offset[:, :2], dim=-1) < self.config.base_half_m
         height_m = 2 * self.config.base_half_m + 0.02 * self.scale.size
         height = ((self.cube[:, 2] - self.config.cube_half_m) / height_m).clamp(0, 1)
@@ -86,7 +91,7 @@ class Stack(common.CubeTask):
         reach, size = self.scale
         target, gripper = common.grasp_move(self.view, "cube", self.half_width_m)
         carried, tcp = common.firmly_grasped(self.view, "cube"), self.view.tcp_pos
-        top, cube = self.base + self.on_top, self.cube
+        top, cube = self._top(), self.cube
         horizontal = distance(top[:, :2], cube[:, :2])
         # up first, then across, and down into a funnel over the blue cube
         height = top[:, 2] + ((horizontal - 0.004 * size) * 4).clamp(-0.004 * size, 0.05 * size)

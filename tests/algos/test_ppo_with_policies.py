@@ -95,6 +95,17 @@ def test_with_scaled_values_the_size_of_rewards_changes_the_unit_alone() -> None
         torch.testing.assert_close(found[1][name], weight, rtol=1e-4, atol=1e-5, msg=name)
 
 
+def test_a_batch_that_is_all_too_old_leaves_the_unit_of_values() -> None:
+    entry = POLICIES["gaussian"]
+    policy = entry.build(SPEC, entry.config(**SIZES["gaussian"], scale_values=True))
+    algorithm = PPO(policy, PPOConfig(max_staleness=1), seed=0, device=torch.device("cpu"))
+    fragment = rollout(policy, seed=0, version=0)
+    algorithm.update([fragment], 0)
+    unit = policy.critic.unit.clone()
+    algorithm.update([fragment], 5)
+    assert torch.equal(policy.critic.unit, unit)
+
+
 def test_the_deployed_average_normalises_as_the_policy_does() -> None:
     entry = POLICIES["gaussian"]
     policy = entry.build(SPEC, entry.config(**SIZES["gaussian"]))

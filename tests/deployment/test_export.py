@@ -32,7 +32,7 @@ from embodied.session.deployed import exporting
 from embodied.session.factories import make_spec
 from tests.commands.helpers import SMALL as SMALL_RUN
 from tests.commands.helpers import run, run_train
-from tests.deployment.exports import flow_bundle, small_config, write_small
+from tests.deployment.exports import flow_bundle, random_policy, small_config, write_small
 
 
 @pytest.fixture
@@ -103,6 +103,15 @@ def test_the_runner_plans_what_the_policy_plans(
     assert physical.shape == (3, bundle.horizon, bundle.action_dim)
     np.testing.assert_allclose(physical, (chunk * scale + offset).numpy(), atol=1e-5 * scale.max().item())
     np.testing.assert_allclose(runner.plan({k: v[1:2] for k, v in inputs.items()}), physical[1:2], atol=1e-6)
+
+
+def test_the_ranges_are_of_a_policy_with_the_noise_that_it_is_deployed_with() -> None:
+    config = small_config("reach", "flow", **{"policy.head_hidden": [16], "task.max_episode_steps": 8})
+    noisy = replace(config, runtime=replace(config.runtime, eval_noise="seeded"))
+    policy = random_policy(config)
+    quiet, found = exporting.record(config, policy, 2)["state"], exporting.record(noisy, policy, 2)["state"]
+    assert torch.equal(quiet[:2], found[:2])
+    assert not torch.equal(quiet, found)
 
 
 def test_the_description_says_what_training_used() -> None:

@@ -101,6 +101,17 @@ def test_a_chunk_without_later_rows_repeats_its_last_action() -> None:
         assert torch.equal(executed[:, k, 2:], chunks[k][:, 2:].clamp(-1, 1))
 
 
+@pytest.mark.parametrize("rows", [1, E])
+def test_a_delay_as_long_as_the_chunk_executes_the_chunk_before(rows: int) -> None:
+    env, inner = build(delay=E, max_delay=E)
+    seen, chunks, _ = run(env, 6, rows=rows)
+    executed = torch.stack(inner.executed, 1).view(N, 6, E, 2)
+    for k in range(1, 6):
+        last = chunks[k - 1][:, -1:].clamp(-1, 1).expand(-1, E, -1)
+        assert torch.equal(seen[k]["prefix"], last)
+        assert torch.equal(executed[:, k], last)
+
+
 def test_delays_are_uniform_and_numbers_of_their_episode() -> None:
     rng = EpisodeRng(np.arange(50), np.arange(50) * 3)
     index = np.arange(50) % 7

@@ -213,6 +213,20 @@ def test_stack_needs_the_red_cube_on_the_blue_one() -> None:
     assert not env.task.success().any(), "blue on red"
 
 
+@pytest.mark.parametrize("factor", [0.7, 1.3])
+def test_cubes_of_another_size_are_stacked_and_pushed_too(factor: float) -> None:
+    sim = {"randomization": {"size": {"field": "object_size", "range": [factor, factor]}}}
+    env = pool("stack", 2, sim=sim)
+    env.view.body_qpos("cube")[:, 3:] = torch.tensor([1.0, 0, 0, 0])
+    env.task.cube[:] = env.task.base + torch.tensor([0.0, 0.0, 0.045 * factor])
+    env.task.cube[1, 2] += 0.02  # above it in the air
+    assert env.task.success().tolist() == [True, False]
+    env = pool("push", 2, sim=sim)
+    env.task.cube[:, :2] = env.task.goal[:, :2]
+    env.task.cube[1, 2] += 0.02
+    assert env.task.success().tolist() == [True, False]
+
+
 @pytest.mark.parametrize("rise_m", [0.0, 0.03, 0.08])
 def test_a_cube_cannot_be_pushed_into_the_tray(rise_m: float) -> None:
     """The closed gripper pushes the cube to the tray from several sides, at several heights; then it rises as well."""

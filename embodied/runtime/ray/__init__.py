@@ -2,7 +2,7 @@
 
 RayRuntime (runtime.py)   main thread; imports Ray when it is built
 Controller                thread of the tickets and of supervision
-Creator, hosts            the parts as actors; LearnerGroup: several learners in the place of one
+Creator, hosts            the parts as actors; Collective: several learners in the place of one
 Publisher, PulledWeights  weights through the object store
 Cluster                   an existing cluster, or one of the run's own on the loopback interface
 """

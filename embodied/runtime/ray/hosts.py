@@ -226,7 +226,8 @@ class ServerHost(Host):
                 replies = await self._run(f"acts for {len(requests)} groups", self.actor.act, requests)
             except Exception as error:  # of any kind: every caller gets it
                 for future in futures:
-                    future.set_exception(error)
+                    if not future.done():
+                        future.set_exception(error)
                 continue
             totals = self.actor.track.totals()
             for future, reply in zip(futures, replies, strict=True):

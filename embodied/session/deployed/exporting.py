@@ -40,11 +40,12 @@ def bundle_source(config: RunConfig, policy: Policy, origin: Origin, episodes: i
 def record(config: RunConfig, policy: Policy, episodes: int) -> Obs:
     """Return the observations of all decisions of the deployed policy in ``episodes`` episodes, [F, ...].
 
-    It acts on the run's device; observations and policy are on the CPU afterwards.
+    It acts with the noise of evaluations, on the run's device; observations and policy are on the CPU afterwards.
     """
+    seeded = config.runtime.eval_noise == "seeded"
     policy.to(acting_device(config))
     with closing(make_acting_env(config, episodes)) as env:
-        rollout = EvalRollout(policy, env, evaluation_plans(env.spec, episodes, config.seed), seeded=False)
+        rollout = EvalRollout(policy, env, evaluation_plans(env.spec, episodes, config.seed), seeded=seeded)
         seen = []
         for _ in range(ceil(env.spec.max_episode_steps / policy.execute)):
             seen.append(obs_to(rollout.obs, CPU))
