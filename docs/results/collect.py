@@ -27,6 +27,8 @@ def collect(run: Path, command: str) -> dict[str, object]:
     }
     finals = [name for name in evaluations if name.startswith("final")]
     config = OmegaConf.to_container(OmegaConf.load(run / "config.yaml"))
+    for key in ("init", "data", "out"):  # directories of one machine
+        config[key] = config[key] and f"{'demos' if key == 'data' else 'runs'}/{Path(config[key]).name}"
     return {
         "command": command,
         "machine": {"cpu": cpu(), "python": platform.python_version()},
@@ -36,7 +38,7 @@ def collect(run: Path, command: str) -> dict[str, object]:
         "final": evaluations[max(finals, key=lambda name: int(name.split("_")[1]))] if finals else None,  # the last
         "during_training": {name: value for name, value in evaluations.items() if name.startswith("train")},
         "curve": {key: [row_value(row, key) for row in kept] for key in CURVE if key in rows[-1]},
-        "config": config | {"out": f"runs/{run.name}"},
+        "config": config,
     }
 
 

@@ -21,12 +21,15 @@ def records(pattern: str) -> list[dict[str, Any]]:
 
 
 def percents(found: list[dict[str, Any]], split: str | None = None) -> list[float]:
-    """Final success of each run, on all goals or on those of a split."""
+    """Success of each run, on all goals or on those of a split: of 1,000 other episodes, if it was tried on them."""
     return [100.0 * final(record, split)["success_at_end"] for record in found]
 
 
 def final(record: dict[str, Any], split: str | None) -> dict[str, Any]:
-    found: dict[str, Any] = record["final"]["splits"][split] if split else record["final"]
+    if split:
+        of_split: dict[str, Any] = record["final"]["splits"][split]
+        return of_split
+    found: dict[str, Any] = record.get("other_1000_episodes") or record["final"]
     return found
 
 
@@ -67,15 +70,33 @@ def row(*cells: str) -> None:
 
 def imitation() -> None:
     """From demonstrations to imitation to reinforcement learning."""
-    row("task", "imitation, each seed", "after RL, each seed", "after RL, mean of the seeds", "minutes of RL")
-    row(*["---"] * 5)
+    columns = "imitation", "after RL", "after RL, mean of the seeds (95% t interval)", "minutes of RL", "minutes to 90%"
+    row("task", *columns)
+    row(*["---"] * 6)
     before, after = [], []
     for task in TASKS:
         sft, rl = records(f"imitation/{task}-[0-9]-sft.json"), records(f"imitation/{task}-[0-9]-rl.json")
         before.append(mean(percents(sft)))
         after.append(mean(percents(rl)))
-        row(f"`{task}`", listed(percents(sft)), listed(percents(rl)), spread(rl), minutes(rl))
-    row("average", f"{mean(before):.1f}%", f"{mean(after):.1f}%", "", "")
+        to_90 = listed([minutes_to(record, 0.9) for record in rl])
+        row(f"`{task}`", listed(percents(sft)), listed(percents(rl)), spread(rl), minutes(rl), to_90)
+    row("average", f"{mean(before):.1f}%", f"{mean(after):.1f}%", "", "", "")
+    print()
+
+
+def from_scratch() -> None:
+    """Reinforcement learning from nothing, each run."""
+    row("task", "seed", "minutes", "million steps", "success", "first evaluation ≥ 90% after")
+    row(*["---"] * 6)
+    for task in ("pick_place", "lift", "push"):
+        found = records(f"learning/{task}-flow-[0-9].json")
+        for seed, record in enumerate(found):
+            result = final(record, None)
+            low, high = (100 * limit for limit in result["success_at_end_ci95"])
+            success = f"{100 * result['success_at_end']:.1f}% ({low:.1f} to {high:.1f})"
+            numbers = f"{record['wall_s'] / 60:.1f}", f"{record['env_steps'] / 1e6:.1f}"
+            row(f"`{task}`", str(seed), *numbers, success, f"{minutes_to(record, 0.9):.1f} minutes")
+        print(f"{task}: {spread(found)}; {minutes(found)} minutes")
     print()
 
 
@@ -84,8 +105,8 @@ def scratch() -> None:
     kinds_of = ("from scratch", "from imitation")
     row("task", *(f"{kind}: minutes to 90%" for kind in kinds_of), *(f"{kind}, at the end" for kind in kinds_of))
     row(*["---"] * 5)
-    for task in ("lift", "pick_place"):
-        kinds = records(f"ablation/chunks-{task}-flow-*.json"), records(f"imitation/{task}-[0-9]-rl.json")
+    for task in ("push", "lift", "pick_place"):
+        kinds = records(f"learning/{task}-flow-[0-9].json"), records(f"imitation/{task}-[0-9]-rl.json")
         first = [listed([minutes_to(record, 0.9) for record in found]) for found in kinds]
         row(f"`{task}`", *first, *map(spread, kinds))
     print()
@@ -233,6 +254,7 @@ def suite() -> None:
 
 if __name__ == "__main__":
     suite()
+    from_scratch()
     imitation()
     scratch()
     tabletop()
