@@ -27,8 +27,9 @@ def collect(run: Path, command: str) -> dict[str, object]:
     }
     finals = [name for name in evaluations if name.startswith("final")]
     config = OmegaConf.to_container(OmegaConf.load(run / "config.yaml"))
-    for key in ("init", "data", "out"):  # directories of one machine
-        config[key] = config[key] and f"{'demos' if key == 'data' else 'runs'}/{Path(config[key]).name}"
+    for key, folder in {"init": "runs", "data": "demos", "out": "runs"}.items():
+        if config[key] and Path(config[key]).is_absolute():  # a directory of one machine
+            config[key] = f"{folder}/{Path(config[key]).name}"
     return {
         "command": command,
         "machine": {"cpu": cpu(), "python": platform.python_version()},

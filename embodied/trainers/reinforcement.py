@@ -102,8 +102,7 @@ class ReinforcementTrainer(Trainer):
 def check_groups(config: RunConfig) -> None:
     """Raise UserError unless groups of equal episodes fit into env groups, and fragments are whole episodes."""
     runtime = config.runtime
-    apart = device_of(runtime).type == "cuda" and not simulates_on_gpu(config)
-    env_groups = runtime.num_env_workers * runtime.groups_of_worker(apart)
+    env_groups = runtime.num_env_workers * runtime.groups_of_worker(device_of(runtime).type == "cuda")
     if config.num_envs % (env_groups * config.group_size):
         raise UserError(
             f"algo.group_size={config.group_size} does not divide the envs of a group of the runtime: num_envs must be "
@@ -121,11 +120,6 @@ def check_groups(config: RunConfig) -> None:
             f"algo={config.algo.name} compares whole episodes, so runtime.decisions * policy.execute must be the "
             f"{steps} steps of task {config.task.title}, got {runtime.decisions} * {execute}{fits}"
         )
-
-
-def simulates_on_gpu(config: RunConfig) -> bool:
-    """Return whether the simulator runs on a GPU if this machine has one."""
-    return bool(getattr(config.sim.options, "device", "cpu") != "cpu")
 
 
 def build(config: RunConfig, run_dir: Path, new: bool = True) -> Runtime:
@@ -149,7 +143,7 @@ def build(config: RunConfig, run_dir: Path, new: bool = True) -> Runtime:
         make_policy=partial(factories.make_initial_policy if new else factories.make_policy, config),
         make_algorithm=make_algorithm,
         make_eval_env=partial(factories.make_eval_env, config, run_dir=run_dir),
-        envs_on_gpu=simulates_on_gpu(config),
+        envs_on_gpu=getattr(config.sim.options, "device", "cpu") != "cpu",
         eval_plans=partial(factories.evaluation_plans, during_training=True),
         confirm_at=config.stop_at_success,
     )

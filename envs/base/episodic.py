@@ -26,9 +26,7 @@ from embodied.core.spec import SUCCESS, EnvSpec
 from embodied.core.types import Obs, Timestep
 from embodied.envs.base.actions import checked_chunk
 
-WHOLE_EVERY = (
-    8  # env seed whose episodes ``cut_after_success`` leaves whole: a critic learns what staying solved is worth
-)
+WHOLE_EVERY = 8  # env seeds: a critic learns from whole episodes what staying solved is worth
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,8 +188,7 @@ class EpisodicEnv(VecEnv):
         self.sampler = sampler
         self.plans = EpisodePlans.from_state_dict(state)
         self.steps_left_N.copy_(state["steps_left"])
-        self._soonest = int(self.steps_left_N.min())
-        self._may_cut_N.copy_(torch.from_numpy(self.plans.seed_n % WHOLE_EVERY != 0))
+        self._note_plans()
         self._return_N.copy_(state["return"])
         if self.cut_after_success:
             self._succeeding_N.copy_(state["succeeding"])
@@ -212,11 +209,15 @@ class EpisodicEnv(VecEnv):
         rows = torch.from_numpy(ids).to(self.device)
         self.plans.put(ids, plans)
         self.steps_left_N.index_copy_(0, rows, torch.from_numpy(plans.time_limit_n).to(self.device))
-        self._soonest = int(self.steps_left_N.min())
-        self._may_cut_N.copy_(torch.from_numpy(self.plans.seed_n % WHOLE_EVERY != 0))
+        self._note_plans()
         for counted_N in (self.waiting_N, self._return_N, self._succeeding_N, *self._once.values()):
             counted_N.index_fill_(0, rows, 0)
         self.start(ids, plans)
+
+    def _note_plans(self) -> None:
+        """Keep what follows from the plans of the present episodes."""
+        self._soonest = int(self.steps_left_N.min())
+        self._may_cut_N.copy_(torch.from_numpy(self.plans.seed_n % WHOLE_EVERY != 0))
 
     def _count(self, chunks: Chunks, result: Advance, stepped_N: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """Count a control step of envs ``stepped_N`` (None: all); return rewards and ends (None: no end)."""

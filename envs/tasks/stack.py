@@ -64,12 +64,12 @@ class Stack(common.CubeTask):
         offset = self.cube - self._top()
         on_table = (self.base[:, 2] - self._base_half_m()).abs() < 0.01 * self.scale.size
         near_top = offset[:, 2].abs() < 0.008 * self.scale.size
-        over: Tensor = vector_norm(offset[:, :2], dim=-1) < self.config.base_half_m
+        over: Tensor = vector_norm(offset[:, :2], dim=-1) < self._base_half_m()
         return over & near_top & on_table
 
     def rewards(self, success: Tensor) -> dict[str, Tensor]:
         on_base, grasped, offset = self._on_base(), self.view.grasped("cube"), self.cube - self._top()
-        over = vector_norm(offset[:, :2], dim=-1) < self.config.base_half_m
+        over = vector_norm(offset[:, :2], dim=-1) < self._base_half_m()
         height_m = 2 * self.config.base_half_m + 0.02 * self.scale.size
         height = ((self.cube[:, 2] - self.config.cube_half_m) / height_m).clamp(0, 1)
         height = torch.where(over, 1.0, height)

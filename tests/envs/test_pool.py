@@ -137,7 +137,7 @@ def test_episode_statistics_tell_once_from_at_the_end() -> None:
 
 
 def test_an_episode_is_cut_after_steps_of_success_in_a_row_and_resumes_so() -> None:
-    env, other = pool("reach", 8), pool("reach", 8)
+    env, other = pool("reach", 8, seed=3), pool("reach", 8)
     env.cut_after_success = other.cut_after_success = 3
     in_a_row_N = torch.zeros(8, dtype=torch.int64)
     cut = cut_after_three(env, 13, in_a_row_N)

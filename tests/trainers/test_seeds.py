@@ -39,7 +39,9 @@ def test_reinforcement_learning(seed: int, tmp_path: Path) -> None:
         demonstrations = first_env_seed(Purpose.DEMONSTRATIONS, seed)
         used = {
             "training": {int(env_seed) for sampler in samplers for env_seed in sampler.seed_N},
-            "evaluation during training": set(runtime.evaluator.plans(config.runtime.eval_seed).seed_n.tolist()),
+            "evaluation during training": set(
+                runtime.evaluator.plans(config.runtime.eval_episodes, config.runtime.eval_seed).seed_n.tolist()
+            ),
             "final evaluation": set(plans.seed_n.tolist()),
             "demonstrations": set(range(demonstrations, demonstrations + 1000)),
         }

@@ -24,9 +24,9 @@ from embodied.deployment.serving.client import PolicyConnection
 
 
 class PlannedPolicy(Policy):
-    """A bundle's policy, by its runner or by a server of this project. It holds where a robot would be told to hold.
+    """A bundle's policy, by its runner or by a server of this project.
 
-    ``plan`` gets the same envs in the same order each time: their fingers hold their last targets.
+    Where a robot would be told to hold, the arm holds, but the fingers go halfway: it does not know their last targets.
     """
 
     def __init__(self, planner: Planner) -> None:
@@ -38,7 +38,6 @@ class PlannedPolicy(Policy):
         self._unit = np.array([term.scale for term in bundle.state for _ in range(term.size)], np.float32)
         self._scale = np.array([term.scale for term in bundle.action], np.float32)
         self._offset = np.array([term.offset for term in bundle.action], np.float32)
-        self._finger_N = np.ones(0, np.float32)  # last targets, in [-1, 1]
 
     def plan(self, obs: Obs, noise: Tensor | None = None) -> Tensor:
         inputs = {name: value.numpy() for name, value in obs.items() if name in self._names}
@@ -47,15 +46,11 @@ class PlannedPolicy(Policy):
         inputs["noise"] = np.zeros((rows, *self.noise_shape), np.float32) if noise is None else noise.numpy()
         if "prefix" in inputs:
             inputs["prefix"] = inputs["prefix"] * self._scale + self._offset
-        if len(self._finger_N) != rows:
-            self._finger_N = np.ones(rows, np.float32)  # open, as an episode begins
         chunk_NHA = np.zeros((rows, self.horizon, len(self._scale)), np.float32)
-        chunk_NHA[..., -1] = self._finger_N[:, None]
         for n in range(rows):
             with suppress(Unusable):
                 planned_HA = self.planner.plan({name: value[n : n + 1] for name, value in inputs.items()})[0]
                 chunk_NHA[n] = (planned_HA - self._offset) / self._scale
-        self._finger_N = chunk_NHA[:, self.execute - 1, -1]
         return torch.from_numpy(chunk_NHA)
 
 
