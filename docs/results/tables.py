@@ -26,11 +26,16 @@ def percents(found: list[dict[str, Any]], split: str | None = None) -> list[floa
 
 
 def final(record: dict[str, Any], split: str | None) -> dict[str, Any]:
-    if split:
-        of_split: dict[str, Any] = record["final"]["splits"][split]
-        return of_split
-    found: dict[str, Any] = record.get("other_1000_episodes") or record["final"]
+    last = record["final"]
+    found: dict[str, Any] = last["splits"][split] if split else record.get("other_1000_episodes") or last
     return found
+
+
+def success(record: dict[str, Any], split: str | None = None, note: str = "") -> str:
+    """Success of a run with its Wilson interval; note: what follows in the parentheses."""
+    result = final(record, split)
+    low, high = wilson_interval(round(result["success_at_end"] * result["episodes"]), result["episodes"])
+    return f"{100 * result['success_at_end']:.1f}% ({100 * low:.1f} to {100 * high:.1f}{note})"
 
 
 def spread(found: list[dict[str, Any]], split: str | None = None) -> str:
@@ -40,9 +45,7 @@ def spread(found: list[dict[str, Any]], split: str | None = None) -> str:
     """
     values = percents(found, split)
     if len(values) == 1:
-        result = final(found[0], split)
-        low, high = wilson_interval(round(result["success_at_end"] * result["episodes"]), result["episodes"])
-        return f"{values[0]:.1f}% ({100 * low:.1f} to {100 * high:.1f}, one seed)"
+        return success(found[0], split, ", one seed")
     if len(values) == 2:
         return f"{mean(values):.1f}% (two seeds)"
     low, high = t_interval(values)
@@ -88,14 +91,13 @@ def from_scratch() -> None:
     """Reinforcement learning from nothing, each run."""
     row("task", "seed", "minutes", "million steps", "success", "first evaluation ≥ 90% after")
     row(*["---"] * 6)
-    for task in ("pick_place", "lift", "push"):
-        found = records(f"learning/{task}-flow-[0-9].json")
+    runs = {task: records(f"learning/{task}-flow-[0-9].json") for task in ("pick_place", "lift", "push")}
+    for task, found in runs.items():
         for seed, record in enumerate(found):
-            result = final(record, None)
-            low, high = (100 * limit for limit in result["success_at_end_ci95"])
-            success = f"{100 * result['success_at_end']:.1f}% ({low:.1f} to {high:.1f})"
-            numbers = f"{record['wall_s'] / 60:.1f}", f"{record['env_steps'] / 1e6:.1f}"
-            row(f"`{task}`", str(seed), *numbers, success, f"{minutes_to(record, 0.9):.1f} minutes")
+            numbers = minutes([record]), f"{record['env_steps'] / 1e6:.1f}"
+            row(f"`{task}`", str(seed), *numbers, success(record), f"{minutes_to(record, 0.9):.1f} minutes")
+    print()
+    for task, found in runs.items():
         print(f"{task}: {spread(found)}; {minutes(found)} minutes")
     print()
 

@@ -63,8 +63,8 @@ class VecEnv(ABC):
     autoreset: bool = True
     """Whether an env whose episode ended begins its next one in the same step. If not, it waits for ``begin``."""
     cut_after_success: int = 0
-    """Control steps of success in a row after which an episode is truncated, in seven of eight envs; 0: in none. Set
-    before ``reset``."""
+    """Control steps of success in a row after which an episode is truncated, of seven in eight env seeds; 0: of none.
+    Set before ``reset``."""
     waiting_N: Tensor | None = None
     """Whether each env waits for ``begin``, bool [N]; it is not stepped then. None: the envs cannot wait."""
 

@@ -247,3 +247,10 @@ def stand(
     pose[:, 3], pose[:, 6] = half_angle.cos(), half_angle.sin()
     view.body_qpos(name)[ids] = pose
     view.body_qvel(name)[ids] = 0
+
+
+def on_table(view: View, name: str, half_height_m: float) -> Tensor:
+    """Return whether the centre of an object is as high as when it stands on the table, bool [N]."""
+    height = view.body_qpos(name)[:, 2] - half_height_m * view.size_factor(name)
+    on: Tensor = height.abs() < 0.01 * view.scale.size
+    return on

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from embodied.core.spec import Difference, Term
 from embodied.envs.tasks.base import Quantity, distance, near
-from embodied.envs.tasks.common import CubeTask, GoalTask, cube_quantities, move_towards
+from embodied.envs.tasks.common import CubeTask, GoalTask, cube_quantities, move_towards, on_table
 from embodied.envs.tasks.config import PushConfig
 
 
@@ -44,12 +44,7 @@ class Push(GoalTask, CubeTask):
         }
 
     def success(self) -> Tensor:
-        return (self._goal_distance() < self.config.success_m) & self._on_table()
-
-    def _on_table(self) -> Tensor:
-        half_m = self.config.cube_half_m * self.view.size_factor("cube")
-        on_table: Tensor = (self.cube[:, 2] - half_m).abs() < 0.01 * self.scale.size
-        return on_table
+        return (self._goal_distance() < self.config.success_m) & on_table(self.view, "cube", self.config.cube_half_m)
 
     def expert(self) -> Tensor:
         tcp, cube, direction, (reach, size) = self.view.arm.tip(), self.cube, self._direction(), self.scale
@@ -67,7 +62,7 @@ class Push(GoalTask, CubeTask):
         push = tcp[:, :2] + (direction * advance - across) * self.view.arm.lead
         horizontal = torch.where(low & behind, push, torch.where(high | over_start, start, tcp[:, :2]))
         height = torch.where(low & behind | over_start, self.robot.workspace_m[0][2] + 0.002 * size, 0.11 * size)
-        done = (to_goal < 0.02 * reach) & self._on_table().unsqueeze(-1)
+        done = (to_goal < 0.02 * reach) & on_table(self.view, "cube", self.config.cube_half_m).unsqueeze(-1)
         target = torch.where(done, tcp, torch.cat([horizontal, height], dim=-1)) + (self.view.tcp_pos - tcp)
         turn = torch.atan2(direction[:, 1], direction[:, 0]) - self.view.yaw() + self.view.arm.side_rad
         turn = turn - (turn / torch.pi).round() * torch.pi

@@ -62,10 +62,9 @@ class Stack(common.CubeTask):
     def _on_base(self) -> Tensor:
         """Return whether the red cube stands on the blue one, which is on the table, bool [N]."""
         offset = self.cube - self._top()
-        on_table = (self.base[:, 2] - self._base_half_m()).abs() < 0.01 * self.scale.size
         near_top = offset[:, 2].abs() < 0.008 * self.scale.size
         over: Tensor = vector_norm(offset[:, :2], dim=-1) < self._base_half_m()
-        return over & near_top & on_table
+        return over & near_top & common.on_table(self.view, "base", self.config.base_half_m)
 
     def rewards(self, success: Tensor) -> dict[str, Tensor]:
         on_base, grasped, offset = self._on_base(), self.view.grasped("cube"), self.cube - self._top()
