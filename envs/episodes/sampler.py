@@ -19,6 +19,7 @@ from embodied.envs.episodes.registry import SamplerSetup, UniformConfig
 from embodied.envs.episodes.seeding import EpisodeRng
 
 INCARNATION = 1_000_000  # distance between the episode numbers of a worker and of its replacement
+GIVE_UP = 8  # a start that failed so often in a row is no longer repeated: it may be one that nothing solves
 
 
 class InstructionDraw:
@@ -66,7 +67,7 @@ class UniformSampler:
         self._first_number = setup.incarnation * INCARNATION
         self.seed_N = np.arange(setup.num_envs, dtype=np.int64) // setup.group_size + setup.seed
         self.number_N = np.full(setup.num_envs, self._first_number - 1, dtype=np.int64)
-        self._failures = np.zeros((0, 2), dtype=np.int64)  # env seed and number of each, the newest last
+        self._failures = np.zeros((0, 3), dtype=np.int64)  # env seed, number, repetitions in a row that failed; newest last
         self._most_failures = max(1, setup.num_envs // 2)
         self._success = 0.0  # of the last episodes, about as many as envs
 
@@ -136,11 +137,15 @@ class UniformSampler:
             self._failures, self._success = state["repeat/failures"].numpy(), float(state["repeat/success"])
 
     def _remember(self, ended: EpisodeStats) -> None:
-        """Remember which ordinary starts failed, and how many."""
-        success_M = ended.success_at_end_M.numpy()
-        failed = ended.plans.rows(~success_M)
-        pairs = np.stack([failed.seed_n, failed.number_n], axis=1)
-        self._failures = np.concatenate([self._failures, pairs])[-self._most_failures :]
+        """Remember which ordinary starts failed, each once, and how many; forget those that only fail when repeated."""
+        success_M, plans, ids = ended.success_at_end_M.numpy(), ended.plans, ended.env_id_M.numpy()
+        start_M = np.stack([plans.seed_n, plans.number_n, np.zeros_like(ids)], axis=1)
+        new_M = (plans.seed_n == self.seed_N[ids]) & (plans.number_n == self.number_N[ids])
+        same_MF = (start_M[:, None, :2] == self._failures[:, :2]).all(axis=2)
+        lost_F = self._failures[:, 2] + (same_MF & ~success_M[:, None]).sum(axis=0)
+        self._failures[:, 2] = np.where((same_MF & success_M[:, None]).any(axis=0), 0, lost_F)
+        tried = self._failures[self._failures[:, 2] < GIVE_UP]
+        self._failures = np.concatenate([tried, start_M[new_M & ~success_M]])[-self._most_failures :]
         self._success += (success_M - self._success).sum() / max(self.num_envs, len(success_M))
 
     def _draw(self, ids: Ints, stagger: bool = False) -> EpisodePlans:
@@ -152,7 +157,7 @@ class UniformSampler:
             share = self.setup.repeat_failures * self._success * len(self._failures) / self._most_failures
             again_n = (stage_n == 0) & (rng.uniform("again", 0.0, 1.0) < share)
             chosen = (rng.uniform("failure", 0.0, 1.0)[again_n] * len(self._failures)).astype(np.int64)
-            seed_n[again_n], number_n[again_n] = self._failures[chosen].T
+            seed_n[again_n], number_n[again_n] = self._failures[chosen, :2].T
             rng = EpisodeRng(seed_n, number_n)
         limit = self.spec.max_episode_steps
         limit_n = np.full(len(ids), limit)

@@ -55,6 +55,19 @@ def test_nothing_is_repeated_where_all_fail_or_none_has_or_few_have() -> None:
     assert names(plans) == [(i, 1) for i in range(NUM_ENVS)]
 
 
+def test_starts_that_are_never_solved_do_not_take_over() -> None:
+    sampler, draw = build(0.5), np.random.default_rng(0)
+    plans = sampler.start()
+    hopeless_share = []
+    for _ in range(100):
+        hopeless = (plans.seed_n + plans.number_n) % 50 == 0  # one ordinary start of fifty
+        hopeless_share.append(hopeless.mean())
+        plans = step(sampler, plans, hopeless | (draw.random(NUM_ENVS) < 0.02))
+    assert 0.04 < np.mean(hopeless_share[50:]) < 0.2, "repeated, but most episodes still teach something"
+    solved_again = (plans.number_n < 80) & ((plans.seed_n + plans.number_n) % 50 != 0)
+    assert solved_again.any(), "a start that fails now and then is kept"
+
+
 def test_a_later_start_is_neither_repeated_nor_given_up_for_a_repetition() -> None:
     stages = (StartStage("held", 0.4),)
     sampler = UniformSampler(
