@@ -3,7 +3,8 @@
 Episode [L] ... ──► Demonstrations: all frames [F] in order ──► drawn frames [B] ──► chunks [B, H, A]
 
 A chunk starts at every frame, also if fewer than H actions of the episode are left. Then the episode's last action is
-repeated as padding, and a mask marks the demonstrated actions.
+repeated as padding. Where a disturbance was executed, the later actions of the chunk answer something that was not yet
+observed at its start. A mask marks the actions to imitate, which are neither.
 """
 
 from __future__ import annotations
@@ -52,6 +53,8 @@ class Demonstrations:
     instructions: tuple[str, ...]
     """All instructions, and each frame's index into them, int64."""
     control_hz: float
+    disturbed_F: Tensor | None = None
+    """Whether another action than that of ``action_FA`` was executed, bool; None: nowhere."""
     state_names: tuple[str, ...] = ()
     action_names: tuple[str, ...] = ()
     """Names of the entries of a state and of an action; () if the data set has none."""
@@ -83,8 +86,12 @@ class Demonstrations:
     def chunks(self, rows_B: Tensor, horizon: int) -> tuple[Tensor, Tensor]:
         """Return chunks [B, H, A] from frames ``rows`` and their mask [B, H]; the last action pads an episode."""
         last_B = torch.searchsorted(self.episode_F, self.episode_F[rows_B], right=True) - 1
-        frames_BH = rows_B[:, None] + torch.arange(horizon)
-        return self.action_FA[frames_BH.minimum(last_B[:, None])], frames_BH <= last_B[:, None]
+        wanted_BH = rows_B[:, None] + torch.arange(horizon)
+        frames_BH, valid_BH = wanted_BH.minimum(last_B[:, None]), wanted_BH <= last_B[:, None]
+        if self.disturbed_F is not None:
+            disturbed_BH = self.disturbed_F[frames_BH].long()
+            valid_BH &= disturbed_BH.cumsum(1) == disturbed_BH  # none before it in the chunk
+        return self.action_FA[frames_BH], valid_BH
 
     def split(self, validation_share: float) -> tuple[list[int], list[int]]:
         """Return the episodes to train on and those to validate on (every n-th). UserError for fewer than 2."""

@@ -67,12 +67,12 @@ def read(path: Path, keys: Mapping[str, Any] | None = None, cameras: Sequence[st
         if kind not in ("image", "video"):
             raise UserError(f"data set {path}: {key} is of type {kind}, allowed: image and video")
         stored += [key] if kind == "image" else []
-    counted = [FRAME] if FRAME in features else []
-    table = _frames(path, [state.name, action.name, *stored, "episode_index", TASK, *counted])
+    further = [name for name in (FRAME, DISTURBANCE) if name in features]
+    table = _frames(path, [state.name, action.name, *stored, "episode_index", TASK, *further])
     episode = torch.from_numpy(table["episode_index"].to_numpy().astype(np.int64))
     if len(episode) == 0 or bool((episode.diff() < 0).any()):
         raise UserError(f"data set {path}: frames must be there, and in the order of their episodes")
-    if counted:
+    if FRAME in further:
         _check_consecutive(table, episode, path)
     state_names, action_names = _names(features[state.name]), _names(features[action.name])
     instruction, instructions = _instructions(table, path)
@@ -80,6 +80,7 @@ def read(path: Path, keys: Mapping[str, Any] | None = None, cameras: Sequence[st
         state_FS=columns.convert(_matrix(table, state.name, path), state_names, state, "data_keys.state"),
         action_FA=columns.convert(_matrix(table, action.name, path), action_names, action, "data_keys.action"),
         episode_F=episode, instruction_F=instruction, instructions=instructions, control_hz=float(info["fps"]),
+        disturbed_F=(_matrix(table, DISTURBANCE, path) != 0).any(1) if DISTURBANCE in further else None,
         state_names=() if state.entries else state_names, action_names=() if action.entries else action_names,
         state_units=() if state.converts else units.get(state.name, ()),
         action_units=() if action.converts else units.get(action.name, ()),

@@ -19,7 +19,7 @@ from embodied.envs.episodes.registry import SamplerSetup, UniformConfig
 from embodied.envs.episodes.seeding import EpisodeRng
 
 INCARNATION = 1_000_000  # distance between the episode numbers of a worker and of its replacement
-GIVE_UP = 8  # a start that failed so often in a row is no longer repeated: it may be one that nothing solves
+ALIKE = 8  # repetitions of a start that end alike, one after another, after which it is forgotten: no more to learn
 
 
 class InstructionDraw:
@@ -67,7 +67,8 @@ class UniformSampler:
         self._first_number = setup.incarnation * INCARNATION
         self.seed_N = np.arange(setup.num_envs, dtype=np.int64) // setup.group_size + setup.seed
         self.number_N = np.full(setup.num_envs, self._first_number - 1, dtype=np.int64)
-        self._failures = np.zeros((0, 3), dtype=np.int64)  # env seed, number, repetitions in a row that failed; newest last
+        # env seed, number, and repetitions in a row that failed (if negative) or were solved, [F, 3], the newest last
+        self._failures = np.zeros((0, 3), dtype=np.int64)
         self._most_failures = max(1, setup.num_envs // 2)
         self._success = 0.0  # of the last episodes, about as many as envs
 
@@ -95,7 +96,8 @@ class UniformSampler:
         """Return the next plans of envs in ``ended``; if an env's group is not done, the group's plan again."""
         counted = ended.counted()
         if self.setup.repeat_failures:
-            self._remember(counted.rows(torch.from_numpy(counted.plans.stage_n == 0)))
+            whole = counted.plans.time_limit_n >= self.spec.max_episode_steps
+            self._remember(counted.rows(torch.from_numpy((counted.plans.stage_n == 0) & whole)))
         self.on_episodes_end(counted)
         ids = ended.env_id_M.numpy()
         if self.setup.group_size == 1:
@@ -134,18 +136,21 @@ class UniformSampler:
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         self.seed_N[:], self.number_N[:] = state["seed"].numpy(), state["number"].numpy()
         if self.setup.repeat_failures:
-            self._failures, self._success = state["repeat/failures"].numpy(), float(state["repeat/success"])
+            failures = state["repeat/failures"].numpy()  # earlier versions counted no repetitions: two columns
+            self._failures = np.pad(failures, ((0, 0), (0, 3 - failures.shape[1])))
+            self._success = float(state["repeat/success"])
 
     def _remember(self, ended: EpisodeStats) -> None:
-        """Remember which ordinary starts failed, each once, and how many; forget those that only fail when repeated."""
+        """Remember which ordinary starts failed, each once; forget those whose repetitions always end alike."""
         success_M, plans, ids = ended.success_at_end_M.numpy(), ended.plans, ended.env_id_M.numpy()
         start_M = np.stack([plans.seed_n, plans.number_n, np.zeros_like(ids)], axis=1)
         new_M = (plans.seed_n == self.seed_N[ids]) & (plans.number_n == self.number_N[ids])
         same_MF = (start_M[:, None, :2] == self._failures[:, :2]).all(axis=2)
-        lost_F = self._failures[:, 2] + (same_MF & ~success_M[:, None]).sum(axis=0)
-        self._failures[:, 2] = np.where((same_MF & success_M[:, None]).any(axis=0), 0, lost_F)
-        tried = self._failures[self._failures[:, 2] < GIVE_UP]
-        self._failures = np.concatenate([tried, start_M[new_M & ~success_M]])[-self._most_failures :]
+        solved_F, failed_F = same_MF[success_M].sum(axis=0), same_MF[~success_M].sum(axis=0)
+        alike_F = np.where(solved_F > 0, self._failures[:, 2].clip(min=0), self._failures[:, 2])
+        alike_F = np.where(failed_F > 0, alike_F.clip(max=0), alike_F) + solved_F - failed_F
+        kept = np.column_stack([self._failures[:, :2], alike_F])[np.abs(alike_F) < ALIKE]
+        self._failures = np.concatenate([kept, start_M[new_M & ~success_M]])[-self._most_failures :]
         self._success += (success_M - self._success).sum() / max(self.num_envs, len(success_M))
 
     def _draw(self, ids: Ints, stagger: bool = False) -> EpisodePlans:

@@ -32,6 +32,15 @@ def test_a_chunk_starts_at_every_frame_and_never_crosses_the_end_of_an_episode()
     assert (valid == (torch.arange(3) < valid.sum(1, keepdim=True))).all()
 
 
+def test_what_answers_a_disturbance_within_the_chunk_is_not_imitated() -> None:
+    disturbed = torch.tensor([False, True, True, False, False, True])
+    _, valid = replace(data(4, 2), disturbed_F=disturbed).chunks(torch.arange(6), 3)
+    assert valid.tolist() == [
+        [True, True, False], [True, False, False], [True, False, False], [True, False, False], [True, True, False],
+        [True, False, False],
+    ]  # fmt: skip
+
+
 def test_observations_have_pictures_and_instructions_of_the_same_frames() -> None:
     frames = torch.arange(6, dtype=torch.uint8)[:, None, None, None].expand(6, 2, 2, 3)
     obs = replace(data(3, 3), images={"front": frames}).obs(torch.tensor([4, 1]))

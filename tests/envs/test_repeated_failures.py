@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import numpy as np
+import pytest
 import torch
 
 from embodied.core.episodes import EpisodePlans, EpisodeStats
@@ -57,15 +58,27 @@ def test_nothing_is_repeated_where_all_fail_or_none_has_or_few_have() -> None:
 
 def test_starts_that_are_never_solved_do_not_take_over() -> None:
     sampler, draw = build(0.5), np.random.default_rng(0)
-    plans = sampler.start()
-    hopeless_share = []
+    plans, hopeless_shares = sampler.start(), []
     for _ in range(100):
         hopeless = (plans.seed_n + plans.number_n) % 50 == 0  # one ordinary start of fifty
-        hopeless_share.append(hopeless.mean())
+        hopeless_shares.append(hopeless.mean())
         plans = step(sampler, plans, hopeless | (draw.random(NUM_ENVS) < 0.02))
-    assert 0.04 < np.mean(hopeless_share[50:]) < 0.2, "repeated, but most episodes still teach something"
-    solved_again = (plans.number_n < 80) & ((plans.seed_n + plans.number_n) % 50 != 0)
-    assert solved_again.any(), "a start that fails now and then is kept"
+    assert 0.04 < np.mean(hopeless_shares[50:]) < 0.2, "repeated, but most episodes still teach something"
+
+
+@pytest.mark.parametrize(("outcomes", "forgotten"), [("solved", True), ("failed", True), ("in turns", False)])
+def test_a_start_is_forgotten_once_its_repetitions_end_alike(outcomes: str, forgotten: bool) -> None:
+    sampler, few = build(1.0), np.arange(NUM_ENVS) < 200  # as many as are kept
+    first = {(i, 0) for i in range(200)}
+    plans = step(sampler, sampler.start(), few)
+    shares = []
+    for turn in range(100):
+        again = np.array([name in first for name in names(plans)])
+        shares.append(again.mean())
+        failed = {"solved": False, "failed": True, "in turns": turn % 2 == 0}[outcomes]
+        plans = step(sampler, plans, again & failed)
+    assert shares[0] > 0.4
+    assert (shares[-1] == 0) == forgotten
 
 
 def test_a_later_start_is_neither_repeated_nor_given_up_for_a_repetition() -> None:
