@@ -11,7 +11,7 @@
   execute=<E>                 actions executed of a chunk; by default as in training
   rate_hz=<rate>              commands per second, a whole multiple of the policy's rate, which is the default
   interpolation=hold|linear   targets between two control steps
-  instruction="..."           for a policy that reads one; robot=sim takes that of the episode
+  instruction="..."           for a policy that reads one; robot=sim has that of the episode
   server=ws://host:port       plan on a policy server (embodied.serve); limits are still those of the bundle here
   api_key_file=<file>         key of the server; or the environment variable EMBODIED_API_KEY
   noise=zero|seeded           noise of decisions; by default that of the bundle

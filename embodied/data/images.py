@@ -64,37 +64,40 @@ def decode_png(data: bytes) -> NDArray[np.uint8]:
         raise ValueError(f"the PNG file is damaged: {error}") from error
 
 
-def read_videos(path: Path, info: Mapping[str, Any], key: str, episode_F: Tensor) -> Tensor:
+def read_videos(path: Path, info: Mapping[str, Any], key: str, episode_F: Tensor, number_F: Tensor) -> Tensor:
     """Return the images of feature ``key`` of all frames, uint8 [F, h, w, 3].
 
-    info: of the data set. episode_F: episode of each frame, not decreasing. UserError for missing or damaged videos,
-    videos that are too short, and several sizes.
+    info: of the data set. episode_F: episode of each frame, not decreasing. number_F: number of each frame in its
+    episode's video; the frames that a data set has may begin after 0. UserError for missing or damaged videos, videos
+    that are too short, and several sizes.
     """
     places = _places(path, key)
     episodes, lengths = episode_F.unique_consecutive(return_counts=True)
-    wanted: dict[Path, dict[int, int]] = defaultdict(dict)  # frame of the data, by the frame of its video
-    end = 0
+    wanted: dict[Path, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))  # rows, by the frame of the video
+    start = 0
     for episode, length in zip(episodes.tolist(), lengths.tolist(), strict=True):
-        end += length
         if episode not in places:
             raise UserError(f"data set {path}: meta/episodes does not say where {key} of episode {episode} is")
         place = places[episode]
         pattern = info.get("video_path") or VIDEO_PATH
         file = path / pattern.format(video_key=key, chunk_index=place["chunk_index"], file_index=place["file_index"])
         first, last = (round(place[name] * float(info["fps"])) for name in ("from_timestamp", "to_timestamp"))
-        if last - first < length:
-            raise UserError(f"data set {path}: {file} has {last - first} frames of episode {episode}, needed: {length}")
-        wanted[file] |= {first + i: end - length + i for i in range(length)}
+        needed = int(number_F[start + length - 1]) + 1
+        if last - first < needed:
+            raise UserError(f"data set {path}: {file} has {last - first} frames of episode {episode}, needed: {needed}")
+        for row in range(start, start + length):
+            wanted[file][first + int(number_F[row])].append(row)
+        start += length
     images: NDArray[np.uint8] | None = None
-    for file, places_in_data in wanted.items():
-        count, needed = 0, max(places_in_data) + 1
+    for file, rows_by_frame in wanted.items():
+        count, needed = 0, max(rows_by_frame) + 1
         for count, frame in zip(range(1, needed + 1), _frames(file, path), strict=False):
             if images is None:
                 images = np.empty((len(episode_F), *frame.shape), np.uint8)
             if frame.shape != images.shape[1:]:
                 raise UserError(f"data set {path}: {key} has videos of several sizes, the first of another in {file}")
-            if count - 1 in places_in_data:
-                images[places_in_data[count - 1]] = frame
+            if count - 1 in rows_by_frame:
+                images[rows_by_frame[count - 1]] = frame
         if count < needed:
             raise UserError(f"data set {path}: {file} has {count} frames, its episodes need {needed}")
     assert images is not None, "a data set has frames"

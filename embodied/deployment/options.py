@@ -63,6 +63,8 @@ class DeployOptions(Options):
             raise UserError(f"robot={self.robot} needs mapping=<file>; propose_mapping=true writes a first draft")
         if self.robot != "sim" and self.lockstep:
             raise UserError("lockstep=true is for robot=sim: the time of a real robot passes by itself")
+        if self.robot == "sim" and self.instruction is not None:
+            raise UserError("instruction: robot=sim takes that of its episode, by which it judges success")
         if self.robot == "sim" and (self.propose_mapping or (self.mapping, self.confirm_mapping) != (None, None)):
             raise UserError("mapping: robot=sim has the names and units of its bundle, and needs none")
         if self.propose_mapping and self.confirm_mapping is not None:

@@ -86,8 +86,8 @@ class EpisodeRecord:
 
     @property
     def rate_hz(self) -> float:
-        """Achieved rate of the ticks; the last one begins at the end of the record."""
-        return max(0, self.ticks - 1) / self.duration_s if self.duration_s > 0 else 0.0
+        """Achieved rate of the ticks."""
+        return self.ticks / self.duration_s if self.duration_s > 0 else 0.0
 
 
 @dataclass
@@ -113,7 +113,6 @@ class Deployment:
         latency_ms = {name: round(float(np.percentile(latencies_ms, q)), 3) for name, q in quantiles.items()}
         interventions = sum((Counter(record.interventions) for record in records), Counter[str]())
         duration_s, ticks = (sum(getattr(record, name) for record in records) for name in ("duration_s", "ticks"))
-        periods = sum(max(0, record.ticks - 1) for record in records)
         missed = sum(record.missed_deadlines for record in records)
         moved = [record for record in records if len(record.steps) > 1]
         errors = [np.abs(record.stack("qpos")[1:] - record.stack("target")[:-1]) for record in moved]
@@ -124,7 +123,7 @@ class Deployment:
             "failed_episodes": [index + 1 for index, record in enumerate(records) if record.success is False],
             "success_at_end": sum(judged) / len(judged) if judged else None,
             "success_at_end_ci95": [*wilson_interval(sum(judged), len(judged))] if judged else None,
-            "rate_hz": round(periods / duration_s, 3) if duration_s else None,
+            "rate_hz": round(ticks / duration_s, 3) if duration_s else None,
             "missed_deadlines": missed, "missed_share": round(missed / max(1, ticks + missed), 5),
             "latency_ms_p99": latency_ms.get("p99"), "latency_ms": latency_ms,
             "interventions": sum(interventions.values()), "interventions_by_kind": dict(interventions),

@@ -184,13 +184,14 @@ def with_device(config: RunConfig, name: str) -> RunConfig:
 def with_environments(config: RunConfig, sim: str | None, randomization: str | None) -> RunConfig:
     """Return a configuration with another simulator, or with a preset's settings in place of those of any preset.
 
-    A simulator has its default options and the run's randomisation. None, and its own simulator, change nothing.
+    A simulator has its default options and the run's randomisation, of cameras too. None, and its own simulator, change
+    nothing.
     UserError for an unknown preset, and for a simulator that does not run the task or cannot randomise it.
     """
     sections = to_mapping(config)
     if sim not in (None, config.sim.name):
-        terms = sections["sim"].get("randomization")
-        sections["sim"] = {"name": sim} | ({"randomization": terms} if terms else {})
+        kept = {key: sections["sim"].get(key) for key in ("randomization", "camera_randomization")}
+        sections["sim"] = {"name": sim} | {key: value for key, value in kept.items() if value}
     if randomization is not None:
         preset = read_preset(CONFIG_DIR, randomization)
         settings: Any = OmegaConf.merge(preset, _sim2real_of(config) if randomization == SIM2REAL else {})

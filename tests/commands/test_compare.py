@@ -12,13 +12,18 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from websockets.sync.server import ServerConnection, serve
 
 from embodied import compare, export
 from embodied.core.user_files import sha256
 from embodied.deployment.bundle.runner import PolicyRunner
+from embodied.deployment.serving.client import PolicyConnection
 from embodied.deployment.serving.protocol import decode, encode
 from embodied.runtime import checkpoint
+from embodied.session.config import compose_run
+from embodied.session.deployed.planned import ServerPolicy, read_server_mapping
+from embodied.session.factories import make_spec
 from tests.commands.helpers import SMALL, Outcome, run, run_eval, run_train
 from tests.deployment.servers import serving
 
@@ -180,6 +185,17 @@ def test_anybodys_policy_plays_behind_its_server(tmp_path: Path) -> None:
     height_mm, joint_rad = requests[0]["observation/state"]
     assert 100 < height_mm < 1000
     assert abs(joint_rad) < 3
+
+
+def test_a_servers_chunk_goes_on_after_what_is_executed_of_it(tmp_path: Path) -> None:
+    """A latency of two control steps executes rows 2 and 3 of a chunk of which two are executed."""
+    mapping = read_server_mapping(Path(foreign_mapping(tmp_path, state=None).partition("=")[2]))
+    sent = np.arange(24, dtype=np.float32).reshape(8, 3) / 24
+    with foreign_server({"actions": sent}, []) as url, PolicyConnection(url) as connection:
+        policy = ServerPolicy(connection, mapping, make_spec(compose_run({"task": "reach"})))
+        planned = policy.plan({"state": torch.zeros(2, policy.spec.state_dim)})
+    assert policy.execute == 2
+    np.testing.assert_allclose(planned.numpy(), np.tile(0.5 * sent[:, [1, 1, 0, 2]], (2, 1, 1)))
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from pathlib import Path
 import imageio_ffmpeg
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute
 import pyarrow.parquet as pq
 import pytest
 import torch
@@ -75,6 +76,31 @@ def test_each_frame_has_its_picture(tmp_path: Path, codec: str) -> None:
     wanted = [level(episode, frame) for episode, length in enumerate(LENGTHS) for frame in range(length)]
     found = images.double().mean((1, 2, 3))
     assert (found - torch.tensor(wanted)).abs().max() < 3, "frames differ by 6"
+
+
+def test_frames_that_begin_later_keep_their_pictures(tmp_path: Path) -> None:
+    """As when idle frames at the start are dropped: numbers, times and videos stay."""
+    path = make(tmp_path / "set")
+    file = path / "data" / lerobot.FILE
+    table = pq.read_table(file)
+    pq.write_table(table.filter(pa.compute.greater_equal(table["frame_index"], 2)), file)
+    found = read(path, cameras=["front"]).images["front"].double().mean((1, 2, 3))
+    wanted = [level(episode, frame) for episode, length in enumerate(LENGTHS) for frame in range(2, length)]
+    assert (found - torch.tensor(wanted)).abs().max() < 3, "frames differ by 6"
+
+
+def test_two_episodes_may_show_the_same_frames(tmp_path: Path) -> None:
+    path = make(tmp_path / "set")
+    file, name = path / "meta" / "episodes" / lerobot.FILE, f"videos/{KEY}/"
+    table = pq.read_table(file)
+    for column, of_all in (("from_timestamp", [0.0] * 3), ("to_timestamp", [13 / FPS] * 3), ("file_index", [0] * 3)):
+        place = table.column_names.index(name + column)
+        table = table.set_column(place, name + column, pa.array(of_all))
+    pq.write_table(table, file)
+    found = read(path, cameras=["front"]).images["front"].double().mean((1, 2, 3))
+    in_video = [level(0, frame) for frame in range(5)] + [level(1, frame) for frame in range(8)]
+    wanted = [in_video[frame] for length in LENGTHS for frame in range(length)]
+    assert (found - torch.tensor(wanted)).abs().max() < 3
 
 
 def test_what_is_missing_is_named(tmp_path: Path) -> None:

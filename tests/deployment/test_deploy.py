@@ -162,6 +162,25 @@ def test_a_refused_action_is_not_sent(robot: SimRobot) -> None:
     assert asked[0].startswith("dx ")
 
 
+def test_the_time_that_a_person_takes_to_answer_is_not_missed(robot: SimRobot) -> None:
+    robot.reset(0, 0)
+
+    def think(action: str) -> bool:
+        robot.sleep_until(robot.now() + 3.0)
+        return True
+
+    record = loop_on(robot, confirm=think).run(steps=4)
+    assert (record.ticks, record.missed_deadlines, record.interventions) == (4, 0, {})
+
+
+def test_an_episode_ends_after_its_last_control_step(robot: SimRobot) -> None:
+    """Success is that of the state in which ``embodied.eval`` judges it, one control step after the last action."""
+    robot.reset(0, 0)
+    record = loop_on(robot).run(steps=10)
+    assert robot.now() == pytest.approx(10 * BUNDLE.control_dt_s)
+    assert record.rate_hz == pytest.approx(20.0)
+
+
 class Gentle:
     """A planner that moves the tool by a centimetre per step."""
 
@@ -330,6 +349,7 @@ def test_the_command_drives_the_robot_and_reports(tmp_path: Path) -> None:
         ("schedule=async", "schedule: got 'async', allowed: synchronous, ensemble, rtc"),
         ("rate_hz=33", "whole multiples"),
         ("bundle=/nowhere", "is not a directory"),
+        ("instruction=x", "instruction: robot=sim takes that of its episode"),
         ("latency_ms=-1", "latency_ms: got -1, allowed: 0 to 10000"),
         ("plan_timeout_s=0", "plan_timeout_s: got 0, allowed: 0.001 to 600"),
     ],

@@ -93,5 +93,9 @@ def test_a_term_can_be_changed_or_removed() -> None:
     assert plain.sim.options.randomization == {}
     assert plain.sim.options.camera_randomization.position_m == 0
     assert with_environments(plain, None, "sim2real").sim.options.randomization["arm_push"] is not None
+    on_warp = with_environments(config, "warp", None).sim.options
+    assert on_warp.randomization == config.sim.options.randomization
+    assert on_warp.camera_randomization == config.sim.options.camera_randomization
+    assert on_warp.camera_randomization.position_m > 0
     with pytest.raises(UserError, match=r"randomization 'sim2reel'. Did you mean 'sim2real'"):
         compose_run(parse_overrides(["randomization=sim2reel"]))

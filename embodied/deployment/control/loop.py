@@ -110,7 +110,7 @@ class EpisodeRun:
         self.schedule = loop.schedule
         self.schedule.restart()
         self.instruction, self.random = instruction, np.random.Generator(np.random.Philox(key=seed))
-        self.waited_s = 0.0  # by which control steps began later because the robot waited for their chunks
+        self.waited_s = 0.0  # by which control steps began later because the robot waited for a chunk, or for a person
         self.start: StepStart | None = None  # of the present control step
         self.finger_m = bundle.arm.gripper.open_m
         self.step, self.phase = 0, 0  # control step, and tick within it
@@ -124,7 +124,7 @@ class EpisodeRun:
         self.goal = self.previous = self.safety.hold()[0]  # targets at the end of this control step, and before it
 
     def run(self, steps: int) -> None:
-        """Run ticks until ``steps`` control steps are done, or somebody stops the episode."""
+        """Run ticks until ``steps`` control steps have passed, or somebody stops the episode."""
         loop, record, tick = self.loop, self.record, 0
         record.reason = "time limit"
         while self.step < steps:
@@ -145,6 +145,7 @@ class EpisodeRun:
                 return
             record.ticks += 1
             tick += 1
+        self.clock.sleep_until(self.began_s + self.waited_s + tick * loop.period_s)
 
     def finish(self) -> None:
         loop, record = self.loop, self.record
@@ -181,10 +182,11 @@ class EpisodeRun:
                 self._apply(*self.safety.hold(), measured)
                 return True
             if loop.confirm is not None:
-                parts = zip(loop.bundle.action, action.tolist(), strict=True)
+                asked_s, parts = self.clock.now(), zip(loop.bundle.action, action.tolist(), strict=True)
                 allowed = loop.confirm(", ".join(f"{term.name} {value:+.4f} {term.unit}" for term, value in parts))
                 self.watchdog.restart()
                 self.safety.paused()
+                self.waited_s += self.clock.now() - asked_s
                 if not allowed:
                     return False
             self.previous = self.goal

@@ -52,8 +52,11 @@ class Site:
         _wait_for_enter(f"episode {episode + 1}: prepare the scene, then press Enter ")
         return None
 
+    def ended(self) -> None:
+        """Take note that an episode has ended just now."""
+
     def judge(self) -> bool | None:
-        """Return whether the task is solved; None if nobody can tell."""
+        """Return whether the task was solved; None if nobody can tell."""
         return ask("solved?") if sys.stdin.isatty() else None
 
     def keep_holding(self) -> None:
@@ -69,12 +72,17 @@ class SimulatedSite(Site):
     """A simulated robot, whose episodes are those of ``embodied.eval``."""
 
     robot: SimRobot
+    solved: bool = False
+    """Whether the last episode ended solved; simulated time goes on after it."""
 
     def begin(self, seed: int, episode: int) -> str | None:
         return self.robot.reset(seed, episode)
 
+    def ended(self) -> None:
+        self.solved = self.robot.success()
+
     def judge(self) -> bool | None:
-        return self.robot.success()
+        return self.solved
 
     def keep_holding(self) -> None: ...
 

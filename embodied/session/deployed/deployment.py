@@ -83,6 +83,7 @@ class DeploymentRun:
                 if key.watching:
                     print("press any key to stop the robot at once", file=sys.stderr, flush=True)
                 loop.run(options.instruction or instruction, seed=options.seed * 1_000_003 + index)
+                self.site.ended()
         except Exception as error:
             if key.pressed():
                 raise EmergencyStop(f"emergency key, but the robot may not hold: {describe(error)}") from error

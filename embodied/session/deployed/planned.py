@@ -112,10 +112,11 @@ class ServerPolicy(Policy):
                 texts = self.spec.texts or (self.spec.task,)
                 request[mapping.prompt] = texts[int(obs["instruction"][n]) if "instruction" in obs else 0]
             rows.append(self._actions(self.connection.ask(request, MAX_JSON_BYTES)))
-        return torch.stack(rows)
+        shortest = min(map(len, rows))
+        return torch.stack([row[:shortest] for row in rows])
 
     def _actions(self, reply: object) -> Tensor:
-        """Return the executed part of a chunk, [E, A], in [-1, 1] unless the server exceeds it."""
+        """Return a chunk, [H, A], in [-1, 1] unless the server exceeds it. With a delay more than E rows are executed."""
         name, size = self.mapping.action.name, self.spec.action_dim
         found = np.asarray(reply.get(name) if isinstance(reply, dict) else None)
         if (
@@ -128,7 +129,7 @@ class ServerPolicy(Policy):
             needed = f"finite numbers [H, D] with at least {self.execute} actions"
             raise ConnectionError(f"{self.connection.url} replied with {got}, needed {needed}")
         columns = [str(i) for i in range(found.shape[1])]
-        chunk_EA = convert(torch.tensor(found[: self.execute]), columns, self.mapping.action, "action")
-        if chunk_EA.shape[1] != size:
-            raise UserError(f"action.entries: got {chunk_EA.shape[1]} columns of {name}, needed {size} for the task")
-        return chunk_EA
+        chunk_HA = convert(torch.tensor(found), columns, self.mapping.action, "action")
+        if chunk_HA.shape[1] != size:
+            raise UserError(f"action.entries: got {chunk_HA.shape[1]} columns of {name}, needed {size} for the task")
+        return chunk_HA
