@@ -125,7 +125,7 @@ def group_relative(fragment: Fragment, group_size: int) -> tuple[Tensor, Tensor]
     length_N = (fragment.num_steps_TN * first_TN).sum(0)
     length_GM = torch.where(last_N & ~failed_N, length_N, -1).view(-1, group_size)
     whole_GM = (length_GM == length_GM.amax(1, keepdim=True)) | failed_N.view(-1, group_size)
-    diverged_N = ((fragment.num_steps_TN == 0) & first_TN).any(0)
+    diverged_N = ((fragment.num_steps_TN == 0) & fragment.truncated_TN & first_TN).any(0)  # others are too old
     whole_GM &= ((last_N | failed_N) & ~diverged_N).view(-1, group_size)
     reward_TNE = fragment.reward_TNE * first_TN.unsqueeze(-1)
     return_GM = reward_TNE.sum((0, 2)).view(-1, group_size)

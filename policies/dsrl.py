@@ -22,6 +22,7 @@ class DSRLPolicy(GaussianChunk):
 
     recordable = True
     must_match = ("activation", "prediction", "denoise_steps")
+    must_match_exploring = ("noise_bound", "noise_std_min", "noise_std_max")
     wraps = "base."
 
     def __init__(self, spec: EnvSpec, config: DSRLConfig) -> None:

@@ -79,6 +79,7 @@ class GaussianPolicy(GaussianChunk):
 
     recordable = True
     must_match = ("activation", "cameras", "grey")
+    must_match_exploring = ("min_std", "max_std")
     not_imitated = ("critic.", "bounded_std.")
 
     def __init__(self, spec: EnvSpec, config: GaussianConfig) -> None:

@@ -25,7 +25,6 @@ def collect(run: Path, command: str) -> dict[str, object]:
     evaluations = {
         path.stem: json.loads(path.read_text(encoding="utf-8")) for path in sorted((run / "eval").glob("*.json"))
     }
-    finals = [name for name in evaluations if name.startswith("final")]
     config = OmegaConf.to_container(OmegaConf.load(run / "config.yaml"))
     for key, folder in {"init": "runs", "data": "demos", "out": "runs"}.items():
         if config[key] and Path(config[key]).is_absolute():  # a directory of one machine
@@ -36,7 +35,7 @@ def collect(run: Path, command: str) -> dict[str, object]:
         "wall_s": rows[-1]["wall_s"],
         "env_steps": rows[-1].get("env_steps", 0),  # 0: imitation
         "iterations": rows[-1]["iteration"],
-        "final": evaluations[max(finals, key=lambda name: int(name.split("_")[1]))] if finals else None,  # the last
+        "final": evaluations.get(f"final_{rows[-1].get('env_steps', rows[-1]['iteration'])}"),
         "during_training": {name: value for name, value in evaluations.items() if name.startswith("train")},
         "curve": {key: [row_value(row, key) for row in kept] for key in CURVE if key in rows[-1]},
         "config": config,

@@ -27,8 +27,6 @@ from statistics import median
 from typing import Any
 
 from embodied.benchmarks.measure import Report, in_turns, note, paired, trained
-from embodied.core.device import resolve_device
-from embodied.runtime import threads
 from embodied.runtime.sync import SyncRuntime
 from embodied.session.config import RunConfig, compose_run, to_mapping
 from embodied.trainers.reinforcement import build
@@ -109,7 +107,8 @@ def run(config: RunConfig, warmup: int, iterations: int) -> Costs:
 def side_by_side(overrides: Mapping[str, Any], iterations: int) -> Costs:
     """Collect in one thread and learn in another without waiting, with the thread budget of runtime=local."""
     local = compose_run({**overrides, "runtime": "local"})
-    budget = threads.plan(local.runtime, resolve_device(local.runtime.device))
+    with tempfile.TemporaryDirectory() as folder, build(local, Path(folder)) as found:
+        budget = found.budget
     split = {"runtime.actor_threads": budget.actor, "runtime.learner_threads": budget.learner}
     config = compose_run({**overrides, **QUIET, "runtime": "sync", **split})
     with tempfile.TemporaryDirectory() as folder, build(config, Path(folder)) as runtime:

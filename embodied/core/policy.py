@@ -83,6 +83,8 @@ class Policy(nn.Module):
 
     must_match: tuple[str, ...] = ()
     """Options that change what the weights mean without changing their shapes; both runs need the same values."""
+    must_match_exploring: tuple[str, ...] = ()
+    """The same for the weights of exploration, which are taken from a run that explored, but not from imitation."""
     optional_suffixes: tuple[str, ...] = ()
     """Suffixes of weights that the run named by ``init=`` may lack; the new run then keeps its own."""
     wraps: str | None = None

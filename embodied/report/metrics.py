@@ -19,8 +19,9 @@ MAX_ROW_BYTES = 8192
 class MetricsWriter:
     """Append rows to the curves of a run directory.
 
-    last_iteration: on resume, the iteration of the checkpoint. Later rows are removed, because that work was lost and
-    will be repeated. ``newest`` has the newest number of every key, over all rows.
+    last_iteration: on resume, the iteration of the checkpoint. Later rows, and later evaluations of the training, are
+    removed, because that work was lost and will be repeated. ``newest`` has the newest number of every key, over all
+    rows.
     """
 
     def __init__(self, run_dir: Path, last_iteration: int | None = None) -> None:
@@ -28,7 +29,7 @@ class MetricsWriter:
         self._open(last_iteration)
 
     def rewind(self, last_iteration: int) -> None:
-        """Remove the rows after an iteration, which will be repeated."""
+        """Remove the rows and evaluations after an iteration, which will be repeated."""
         self.close()
         self._open(last_iteration)
 
@@ -42,6 +43,9 @@ class MetricsWriter:
             write_atomically(self._path, "".join(json.dumps(row) + "\n" for row in kept))
             self.newest = {key: value for row in kept for key, value in row.items() if value is not None}
             purge_step = steps_of(self.newest) + 1 if kept else 0
+            for path in (self._path.parent / "eval").glob("train_*.json"):
+                if int(path.stem.partition("_")[2]) >= purge_step:
+                    path.unlink()
             # TensorBoard reads its files in the order of their names, which begin with the second of their creation
             seconds = {int(path.name.split(".")[3]) for path in self._path.parent.glob("events.out.tfevents.*")}
             while int(time.time()) in seconds:

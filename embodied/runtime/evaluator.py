@@ -190,7 +190,8 @@ class Evaluator:
         self.policy, self.make_env, self.plans = policy.eval(), make_env, plans
         self.config, self.num_threads, self.confirm_at = config, num_threads, confirm_at
         self.env: VecEnv | None = None
-        self.last_iteration = 0
+        self.last_iteration = 0  # of the last evaluation that began
+        self.evaluated_at = 0  # of the last one that has given a result
         self.weights: Weights = {}  # that the last result is of
         self.track = Track("evaluator", "idle")
         self._group = group
@@ -223,7 +224,7 @@ class Evaluator:
 
     def forget(self, last_iteration: int) -> None:
         """Drop the result under way: its weights are lost. last_iteration: of the last evaluation that counts."""
-        self.last_iteration = last_iteration
+        self.last_iteration = self.evaluated_at = last_iteration
         self._after = last_iteration if self._given else None
 
     def _take(self) -> dict[str, Any] | None:
@@ -233,6 +234,7 @@ class Evaluator:
         (result, self.weights), self._given = self._results.get(), False
         if self._after is not None:
             result, self.last_iteration, self._after = {}, self._after, None
+        self.evaluated_at = result.get("iteration", self.evaluated_at)
         return result or None
 
     def _evaluate(self, weights: Weights, iteration: int, env_steps: int, stop: threading.Event) -> None:

@@ -134,9 +134,8 @@ class Learner:
 
 def mask_before(fragment: Fragment, oldest: int) -> Fragment:
     """Mask decisions by older weights than version ``oldest`` and all before them, as advantages look forward."""
-    old_T = (fragment.version_TN < oldest).any(1)
-    if not old_T.any():
+    old_TN = fragment.version_TN < oldest
+    if not old_TN.any():
         return fragment
-    num_steps_TN = fragment.num_steps_TN.clone()
-    num_steps_TN[: int(old_T.nonzero().max()) + 1] = 0
-    return replace(fragment, num_steps_TN=num_steps_TN)
+    old_from_here_TN = old_TN.long().flip(0).cummax(0).values.flip(0).bool()
+    return replace(fragment, num_steps_TN=fragment.num_steps_TN.masked_fill(old_from_here_TN, 0))

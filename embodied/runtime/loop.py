@@ -250,7 +250,7 @@ class Runtime(AbstractContextManager["Runtime"], ABC):
                 "counters": learner["counters"],
                 "ledger": {"version": self.iteration},
                 "rollout": dict(self._rollout),
-                "evaluated_at": self.evaluator.last_iteration,
+                "evaluated_at": self.evaluator.evaluated_at,
                 "groups": self._group_states(),
                 "incarnations": self.incarnations,
             },
@@ -267,7 +267,7 @@ class Runtime(AbstractContextManager["Runtime"], ABC):
         self.learner.load_state_dict({**state, "counters": runtime["counters"]})
         self.ledger.load_state_dict(runtime["ledger"])
         self._rollout = dict(runtime["rollout"])
-        self.evaluator.last_iteration = runtime["evaluated_at"]
+        self.evaluator.last_iteration = self.evaluator.evaluated_at = runtime["evaluated_at"]
 
     def close(self) -> None:
         """Stop and join every thread and close the envs. Failures of parts are not raised here."""

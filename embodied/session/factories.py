@@ -206,7 +206,7 @@ def make_initial_policy(config: RunConfig, spec: EnvSpec) -> Policy:
     weights = {key: own[key] for key in own if key.endswith(policy.optional_suffixes)} | weights
     cure = f"has a policy of another architecture: give the policy options of its {CONFIG_FILE}"
     checkpoint.check_weights(weights, own, f"{where} {cure}")
-    for key in policy.must_match:
+    for key in policy.must_match + (() if fresh else policy.must_match_exploring):
         theirs, ours = getattr(source.policy.options, key), getattr(config.policy.options, key)
         if theirs != ours:
             raise UserError(f"{where} was trained with policy.{key}={theirs}, this run has {ours}")

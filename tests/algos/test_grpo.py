@@ -19,6 +19,7 @@ from embodied.core.spec import EnvSpec
 from embodied.core.types import Fragment
 from embodied.envs import SamplerSetup, UniformConfig
 from embodied.envs.episodes.sampler import UniformSampler
+from embodied.runtime.learner import mask_before
 from tests.numerics.tiny_policy import TinyPolicy, make_fragment
 from tests.runtime.builders import build, iterate, make_policy
 
@@ -39,6 +40,10 @@ def with_returns(fragment: Fragment, returns: list[float]) -> Fragment:
     return replace(fragment, reward_TNE=(torch.tensor(returns) / (T * E)).expand(T, E, N).transpose(1, 2).clone())
 
 
+def with_versions(fragment: Fragment, version_T: list[int]) -> Fragment:
+    return replace(fragment, version_TN=torch.tensor(version_T)[:, None].expand_as(fragment.version_TN).clone())
+
+
 def test_the_advantage_is_the_return_standardised_in_its_group() -> None:
     fragment = with_returns(episodes(TinyPolicy()), [1.0, 3.0, 0.0, 0.0, 10.0, 10.0])
     advantage, valid = group_relative(fragment, 2)
@@ -47,6 +52,14 @@ def test_the_advantage_is_the_return_standardised_in_its_group() -> None:
     advantage, valid = group_relative(fragment, 3)
     torch.testing.assert_close(advantage[:3], torch.tensor([-1 / 3, 5 / 3, -4 / 3]) / (14 / 9) ** 0.5)
     assert valid.all()
+
+
+def test_a_decision_that_is_too_old_leaves_its_group_as_it_is() -> None:
+    fragment = with_returns(episodes(TinyPolicy()), [1.0, 3.0, 0.0, 0.3, 10.0, 10.0])
+    expected, _ = group_relative(fragment, 2)
+    masked, valid = group_relative(mask_before(with_versions(fragment, [0, 1, 1]), 1), 2)
+    torch.testing.assert_close(masked, expected)
+    assert valid[:, :4].all()
 
 
 @pytest.mark.parametrize("unit", [1e-6, 1e6])

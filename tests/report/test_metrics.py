@@ -40,7 +40,11 @@ def test_histograms_are_in_tensorboard(tmp_path: Path) -> None:
 
 def test_resume_removes_the_work_that_will_be_redone(tmp_path: Path) -> None:
     write_rows(tmp_path, range(1, 6), loss=1.0)
+    (tmp_path / "eval").mkdir()
+    for name in ("train_20", "train_30", "train_50", "final_30"):
+        (tmp_path / "eval" / f"{name}.json").touch()
     write_rows(tmp_path, range(4, 8), loss=2.0, last_iteration=3)
+    assert {path.stem for path in (tmp_path / "eval").iterdir()} == {"train_20", "train_30", "final_30"}
     rows = read_metrics(tmp_path / METRICS_FILE)
     assert [row["iteration"] for row in rows] == [1, 2, 3, 4, 5, 6, 7]
     assert [row["train/loss"] for row in rows] == [1.0] * 3 + [2.0] * 4

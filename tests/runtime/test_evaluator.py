@@ -234,5 +234,7 @@ def test_an_evaluation_of_lost_weights_is_dropped_and_the_next_one_counts_from_t
     result = background.poll(weights, 7, 70, group.stopping)
     assert result is not None
     assert (result["iteration"], result["env_steps"]) == (6, 60)
+    assert background.poll(weights, 8, 80, group.stopping) is None
+    assert background.evaluated_at == 6, "a run that ends now makes the evaluation of iteration 8 when it is resumed"
     group.join()
     background.close()

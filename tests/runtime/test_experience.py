@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -16,7 +17,7 @@ from embodied.envs.base.episodic import Advance
 from embodied.envs.episodes.sampler import first_episodes
 from embodied.runtime.channel import WeightStore
 from embodied.runtime.collecting.actor_server import ActRequest
-from embodied.runtime.collecting.env_worker import EnvWorker
+from embodied.runtime.collecting.env_worker import EnvWorker, GroupRollout
 from embodied.runtime.ledger import Ticket
 from tests.runtime.builders import build, iterate
 from tests.runtime.point_env import LIMIT, PointEnv, point_sampler
@@ -103,10 +104,18 @@ def test_weights_carry_the_version_of_each_tensor() -> None:
 def test_a_replaced_worker_draws_other_noise_and_other_episodes() -> None:
     server, _ = make_server()
 
-    def first_request(incarnation: int) -> ActRequest:
+    def worker_of(incarnation: int) -> EnvWorker:
         env, _ = make_env()
         sampler = point_sampler(env.spec, N, 0, incarnation)
-        worker = EnvWorker([(env, sampler)], 0, T, 2, server.policy.noise_shape, SEED, incarnation)
+        return EnvWorker([(env, sampler)], 0, T, 2, server.policy.noise_shape, SEED, incarnation)
+
+    def rollout_of(incarnation: int) -> GroupRollout:
+        return worker_of(incarnation).rollouts[0]
+
+    def first_request(incarnation: int, state: Mapping[str, Any] | None = None) -> ActRequest:
+        worker = worker_of(incarnation)
+        if state is not None:
+            worker.rollouts[0].load_state_dict(state)
         return worker.start(Ticket(0, 0, 0, incarnation))
 
     before, same, after = first_request(0), first_request(0), first_request(1)
@@ -115,6 +124,9 @@ def test_a_replaced_worker_draws_other_noise_and_other_episodes() -> None:
     assert torch.equal(before.noise, same.noise)
     assert torch.equal(before.obs["state"], same.obs["state"])
     assert not torch.equal(before.noise, after.noise)
+    resumed = first_request(0, rollout_of(1).state_dict()).noise
+    assert resumed is not None
+    assert torch.equal(resumed, after.noise), "a run that is resumed goes on with the noise of the replacement"
     assert not (before.obs["state"] == after.obs["state"]).all(-1).any()
 
 

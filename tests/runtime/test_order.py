@@ -54,6 +54,19 @@ def test_masking_leaves_the_rest_of_a_fragment_as_it_is(versions: str, kept: int
     assert torch.equal(masked.transitions().obs["state"], fragment.transitions().obs["state"][kept * N :])
 
 
+def test_an_env_with_older_weights_masks_no_other_one() -> None:
+    """As where envs are not stepped together: one of them has made all its decisions by older weights."""
+    server, _ = make_server()
+    fragment = sample(make_worker(server), server, 0)
+    fragment.version_TN[:] = 2
+    fragment.version_TN[:, 0], fragment.version_TN[1, 1] = 1, 1
+    masked = mask_before(fragment, 2)
+    assert not masked.num_steps_TN[:, 0].any()
+    assert not masked.num_steps_TN[:2, 1].any()
+    assert torch.equal(masked.num_steps_TN[2:, 1:], fragment.num_steps_TN[2:, 1:])
+    assert torch.equal(masked.num_steps_TN[:, 2:], fragment.num_steps_TN[:, 2:])
+
+
 class Recording(PPO):
     """Remembers of each batch its workers, and the control steps and the greatest age of the decisions that count."""
 

@@ -48,7 +48,8 @@ def rsl_rl(stepper: Stepper, settings: PPOSettings) -> None:
     parts = rsl_rl_settings(settings)
     parts["algorithm"] |= {"class_name": "PPO"}
     parts |= {"num_steps_per_env": settings.decisions, "save_interval": 10**9}
-    parts |= {"obs_groups": {"actor": ["policy"], "critic": ["policy"]}}
+    critic = ["policy", "privileged"] if stepper.spec.privileged else ["policy"]  # as ours
+    parts |= {"obs_groups": {"actor": ["policy"], "critic": critic}}
     OnPolicyRunner(RslRlVecEnv(stepper), parts).learn(10**9)
 
 

@@ -72,22 +72,22 @@ class Collected:
         self.options, self.num_threads, self.marks = options, num_threads, marks
         self.meter = Meter(spec, **limits, updates=updates, cpu_s=cpu_s)
         self.num_envs, self.device = num_envs, torch.device("cpu")
-        self.obs_groups_spec = dict.fromkeys(("obs", "critic"), spec.state_dim)
+        self.obs_groups_spec = {"obs": spec.state_dim, "critic": spec.state_dim + spec.privileged_dim}
         self.action_space = SimpleNamespace(shape=(spec.action_dim,))
 
     def reset(self, ids: object) -> tuple[Obs, dict[str, Any]]:
         threads.use(self.num_threads)
         self.stepper = peer_stepper(self.options, self.meter)
-        self.state = self.stepper.reset()["state"]
+        self.seen = of_both(self.stepper.reset())
         written = TensorRolloutRingBuffer.signal_write_done
 
         def filled(ring: Any) -> None:
-            for name in ("last_obs", "last_critic"):
-                ring.write_buffer[name].copy_(self.state)
+            for name, seen in self.seen.items():
+                ring.write_buffer[f"last_{name}"].copy_(seen)
             written(ring)
 
         TensorRolloutRingBuffer.signal_write_done = filled
-        return both(self.state), {}
+        return self.seen, {}
 
     def step(self, action_NA: Tensor) -> SimpleNamespace:
         try:
@@ -95,21 +95,23 @@ class Collected:
         except Finished:
             self.marks.write_text(json.dumps([asdict(mark) for mark in self.meter.marks]), encoding="utf-8")
             sys.exit()
-        self.state = last = step.obs["state"]
+        self.seen = last = of_both(step.obs)
         if len(step.final_ids):
-            last = last.index_copy(0, step.final_ids, step.final_obs["state"])
+            final = of_both(step.final_obs)
+            last = {name: seen.index_copy(0, step.final_ids, final[name]) for name, seen in last.items()}
         return SimpleNamespace(
-            obs=both(self.state), reward=step.reward_N, terminated=step.terminated_N, truncated=step.truncated_N,
-            info={}, final_observation=both(last),
+            obs=self.seen, reward=step.reward_N, terminated=step.terminated_N, truncated=step.truncated_N, info={},
+            final_observation=last,
         )  # fmt: skip
 
     def close(self) -> None:
         """Nothing: the process ends."""
 
 
-def both(state_NS: Tensor) -> Obs:
-    """Return the observations of UniLab's actor and critic."""
-    return {"obs": state_NS, "critic": state_NS}
+def of_both(obs: Obs) -> Obs:
+    """Return the observations of UniLab's actor and critic, which sees what ours sees."""
+    parts = [obs[name] for name in ("state", "privileged") if name in obs]
+    return {"obs": obs["state"], "critic": torch.cat(parts, -1)}
 
 
 def cpu_s() -> float:

@@ -167,7 +167,8 @@ class GroupRollout:
         assert self.request is None, "a group can be saved between its fragments only"
         obs = self.obs  # resets an env that has not begun
         state = {"num_envs": self.env.num_envs, "sampler": self.sampler.state_dict(), "noise_drawn": self._drawn}
-        state["noise_holding"] = self._holding_N.clone()
+        key = torch.from_numpy(self._noise_key.view(np.int64).copy())
+        state |= {"noise_key": key, "noise_holding": self._holding_N.clone()}
         if self.env.resumes_exactly:
             state["env"] = copied_to_cpu(self.env.state_dict())
             state["obs"] = copied_to_cpu(obs)
@@ -182,7 +183,9 @@ class GroupRollout:
             raise UserError(f"the checkpoint has {differ}: keep num_envs")
         self.sampler.load_state_dict(state["sampler"])
         self._drawn, self._ahead = state["noise_drawn"], None
-        self._holding_N = state.get("noise_holding", self._holding_N).clone()  # earlier checkpoints have none
+        if "noise_key" in state:  # a replaced worker's differs; earlier checkpoints have neither this nor the next
+            self._noise_key = state["noise_key"].numpy().view(np.uint64).copy()
+        self._holding_N = state.get("noise_holding", self._holding_N).clone()
         if self.env.resumes_exactly:
             self.env.load_state_dict(state["env"], self.sampler)
             self.obs = {key: tensor.to(self.device, copy=True) for key, tensor in state["obs"].items()}

@@ -7,6 +7,7 @@ import ray
 import torch
 
 from embodied.core.spec import EnvSpec
+from embodied.runtime import threads
 from embodied.runtime.ray.cluster import Cluster
 from embodied.runtime.ray.config import Placement, RayConfig
 from embodied.runtime.ray.hosts import ServerHost, WorkerHost
@@ -29,6 +30,8 @@ class Creator:
         cluster.check_code()
         self.policy = recipe.initial_policy(spec)
         cluster.check_room(nbytes(self.policy.state_dict()))
+        small = threads.is_small(self.policy, spec)
+        self.budget = threads.plan(recipe.config, recipe.device, small=small)
         self._rng_state = torch.get_rng_state()
         share_tensors()
         self._recipe, self._policy = ray.put(recipe), ray.put(self.policy)
@@ -36,7 +39,7 @@ class Creator:
     def __call__(self, kind: str, index: int, incarnation: int) -> list[Any]:
         """Return a part's new processes, not built yet. incarnation: of a worker's seeds or a learner's weights."""
         resources, labels = self._demand(kind)
-        config, budget = self.config, self.recipe.budget
+        config, budget = self.config, self.budget
         own = {"CPU": "num_cpus", "GPU": "num_gpus", "memory": "memory"}  # in Ray's options, beside other resources
         options: dict[str, Any] = {"num_cpus": 0, "num_gpus": 0, "max_restarts": 0, "max_concurrency": MAX_CALLS}
         options |= {own[name]: amount for name, amount in resources.items() if name in own}
