@@ -221,14 +221,14 @@ def record(env: VecEnv, act: Callable[[Obs], Tensor], options: CollectConfig, se
 def disturbances(spec: EnvSpec, num_envs: int, options: CollectConfig, random: np.random.Generator) -> Tensor:
     """Draw actions [N, T, A] to execute instead of the expert's; NaN keeps the expert's.
 
-    A disturbance is one uniformly random action for ``noise_steps`` control steps. An action called ``gripper`` stays
-    the expert's, because a dropped object costs more than a detour.
+    A disturbance is one uniformly random action for ``noise_steps`` control steps. Actions called ``gripper``, and those
+    of two robots, stay the expert's, because a dropped object costs more than a detour.
     """
     blocks = -(-spec.max_episode_steps // options.noise_steps)
     chosen = torch.from_numpy(random.random((num_envs, blocks)) < options.noise)
     action = torch.from_numpy(random.uniform(-1.0, 1.0, (num_envs, blocks, spec.action_dim))).float()
     action[~chosen] = torch.nan
-    action[..., [name == "gripper" for name in spec.action_names]] = torch.nan
+    action[..., [name.endswith("gripper") for name in spec.action_names]] = torch.nan
     return action.repeat_interleave(options.noise_steps, 1)[:, : spec.max_episode_steps]
 
 

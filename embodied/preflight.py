@@ -37,8 +37,8 @@ def preflight(argv: Sequence[str]) -> dict[str, Any]:
     words = {"algo": "sft", **recorded, **words}
     if words["algo"] != "sft":
         raise wrong_value("algo", str(words["algo"]), "sft, which learns from data")
-    if "task" not in words:
-        raise missing_key("task")
+    if "task" not in words or (":" in str(recorded.get("task")) and words["task"] == recorded["task"]):
+        raise missing_key("task")  # the name that is recorded of a task in a file has no path
     config = compose_new(words, print)
     if config.task.title != (task := recorded.get("task", config.task.title)):
         raise wrong_value("task", config.task.title, f"{task}, which this data set is of")

@@ -75,9 +75,9 @@ class RuntimeConfig:
         """Age, versions, above which the learner masks decisions; None if the ledger lets none become older."""
         return self.max_staleness if self.order == "arrival" else None
 
-    def groups_of_worker(self, on_gpu: bool) -> int:
-        """Return the number of env groups of each worker. on_gpu: whether the actor has a GPU of its own."""
-        beside = self.separate_processes or (self.overlaps and on_gpu)
+    def groups_of_worker(self, on_gpu: bool, envs_on_gpu: bool = False) -> int:
+        """Return the number of env groups of each worker; on_gpu: of the actor. Envs on a GPU are stepped together."""
+        beside = (self.separate_processes or (self.overlaps and on_gpu)) and not envs_on_gpu
         return self.groups_per_worker or (2 if beside and self.max_staleness > 0 else 1)
 
 

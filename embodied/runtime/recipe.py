@@ -76,7 +76,7 @@ class Recipe:
             raise UserError(f"num_envs: got {self.num_envs}, allowed: at least 1")
         self.device = device_of(config)
         self.budget = threads.plan(config, self.device)
-        groups_of_worker = config.groups_of_worker(self.device.type == "cuda" and not self.envs_on_gpu)
+        groups_of_worker = config.groups_of_worker(self.device.type == "cuda", self.envs_on_gpu)
         self.sizes = group_sizes(self.num_envs, config.num_env_workers, groups_of_worker)
 
     @property

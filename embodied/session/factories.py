@@ -72,6 +72,10 @@ def make_env(
     return env
 
 
+def envs_on_gpu(config: RunConfig) -> bool:
+    return bool(getattr(config.sim.options, "device", "cpu") != "cpu")
+
+
 def settled(config: RunConfig) -> RunConfig:
     """Replace ``auto`` by what it means on this machine: the device, and the env groups that follow from it.
 
@@ -80,8 +84,7 @@ def settled(config: RunConfig) -> RunConfig:
     runtime = config.runtime
     device = device_of(runtime)
     name = device.type if runtime.separate_processes else str(device)
-    beside = getattr(config.sim.options, "device", "cpu") == "cpu"  # a simulator on the GPU would halve its batches
-    groups = runtime.groups_of_worker(device.type == "cuda" and beside)
+    groups = runtime.groups_of_worker(device.type == "cuda", envs_on_gpu(config))
     return replace(config, runtime=replace(runtime, device=name, groups_per_worker=groups))
 
 

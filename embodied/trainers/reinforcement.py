@@ -102,7 +102,8 @@ class ReinforcementTrainer(Trainer):
 def check_groups(config: RunConfig) -> None:
     """Raise UserError unless groups of equal episodes fit into env groups, and fragments are whole episodes."""
     runtime = config.runtime
-    env_groups = runtime.num_env_workers * runtime.groups_of_worker(device_of(runtime).type == "cuda")
+    groups_of_worker = runtime.groups_of_worker(device_of(runtime).type == "cuda", factories.envs_on_gpu(config))
+    env_groups = runtime.num_env_workers * groups_of_worker
     if config.num_envs % (env_groups * config.group_size):
         raise UserError(
             f"algo.group_size={config.group_size} does not divide the envs of a group of the runtime: num_envs must be "
@@ -143,7 +144,7 @@ def build(config: RunConfig, run_dir: Path, new: bool = True) -> Runtime:
         make_policy=partial(factories.make_initial_policy if new else factories.make_policy, config),
         make_algorithm=make_algorithm,
         make_eval_env=partial(factories.make_eval_env, config, run_dir=run_dir),
-        envs_on_gpu=getattr(config.sim.options, "device", "cpu") != "cpu",
+        envs_on_gpu=factories.envs_on_gpu(config),
         eval_plans=partial(factories.evaluation_plans, during_training=True),
         confirm_at=config.stop_at_success,
     )

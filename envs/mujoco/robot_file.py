@@ -34,9 +34,9 @@ class Place:
     body: str = ""
     """Name of a body, without ``site``."""
     pos_m: Vector = (0.0, 0.0, 0.0)
-    """Position in the body."""
+    """Position in the body, or from the site in its frame."""
     quat: tuple[float, float, float, float] = (1.0, 0.0, 0.0, 0.0)
-    """Orientation in the body, (w, x, y, z)."""
+    """Orientation in the body, or relative to the site, (w, x, y, z)."""
 
     def __post_init__(self) -> None:
         if bool(self.site) == bool(self.body):

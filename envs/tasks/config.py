@@ -250,8 +250,8 @@ class TabletopConfig(PlacingConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if (scale := robot_scale(self.robot)) != Scale() and self.words == default_words():
-            object.__setattr__(self, "words", self.words.scaled(scale))
+        if (scale := robot_scale(self.robot)) != Scale():
+            object.__setattr__(self, "words", self.words.scaled(scale, default_words()))
         if len(self.cells_x_m) * len(self.cells_y_m) < len(SLOTS):
             raise UserError(f"cells_x_m, cells_y_m: got too few cells, needed: {len(SLOTS)}, one per object")
         for name, shape in self.words.shapes.items():

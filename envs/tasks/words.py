@@ -64,11 +64,15 @@ class Words:
         if len(self.held_out) == len(self.goals):
             raise UserError("held_out names every goal: nothing is left to train on")
 
-    def scaled(self, scale: Scale) -> "Words":
-        """Return the words with shapes and trays for a robot."""
-        sizes = {name: tuple(scale.size * x for x in shape.size_m) for name, shape in self.shapes.items()}
-        shapes = {name: replace(shape, size_m=sizes[name]) for name, shape in self.shapes.items()}
-        trays = {name: (scale.reach * x, scale.reach * y) for name, (x, y) in self.trays.items()}
+    def scaled(self, scale: Scale, defaults: "Words") -> "Words":
+        """Return the words with the shapes and trays for a robot. Those that differ from ``defaults`` stay."""
+        shapes, trays = dict(self.shapes), dict(self.trays)
+        for name, shape in defaults.shapes.items():
+            if shapes.get(name) == shape:
+                shapes[name] = replace(shape, size_m=tuple(scale.size * x for x in shape.size_m))
+        for name, (x, y) in defaults.trays.items():
+            if trays.get(name) == (x, y):
+                trays[name] = (scale.reach * x, scale.reach * y)
         return replace(self, shapes=shapes, trays=trays)
 
     @cached_property

@@ -84,6 +84,7 @@ def test_a_run_keeps_what_auto_meant_and_reads_the_same_elsewhere(
     assert settled(compose_run(words | {"sim": "warp"})).runtime.groups_per_worker == 1, "all envs on the GPU at once"
     on_ray = settled(compose_run(words | {"runtime": "ray"}))
     assert (on_ray.runtime.device, on_ray.runtime.groups_per_worker) == ("cuda", 2)
+    assert settled(compose_run(words | {"runtime": "ray", "sim": "warp"})).runtime.groups_per_worker == 1
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: pytest.fail("reading a run asks for no device"))
     here = resolve(to_mapping(there))

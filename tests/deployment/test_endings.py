@@ -17,7 +17,9 @@ import numpy as np
 import pytest
 
 from embodied import deploy as deploy_command
+from embodied.core.errors import UserError
 from embodied.deployment.bundle.format import read_bundle
+from embodied.deployment.control.safety import Safety
 from embodied.deployment.report import load_episodes
 from embodied.deployment.robots.mapping import RobotMapping, write_mapping
 from embodied.session.deployed.deployment import claimed
@@ -213,6 +215,25 @@ def test_a_refused_start_does_not_move_the_arm(tmp_path: Path) -> None:
     assert "check unit, order, sign and place" in outcome.stderr.splitlines()[-1]
     assert commands(tmp_path) == []
     assert "check unit, order, sign and place" in result_of(tmp_path)["error"]
+
+
+def test_a_refused_start_after_another_episode_does_not_move_the_arm_home(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between two episodes a person prepares the scene, and the numbers that were refused may be wrong."""
+    start, begun = Safety.start, list[int]()
+
+    def refuse_the_second(safety: Safety, *words: Any) -> None:
+        begun.append(len(commands(tmp_path)))
+        if len(begun) == 2:
+            raise UserError("the start is refused")
+        start(safety, *words)
+
+    monkeypatch.setattr(Safety, "start", refuse_the_second)
+    outcome = drive(tmp_path, "episodes=2")
+    assert (outcome.code, outcome.stderr.splitlines()[-1]) == (2, "error: the start is refused")
+    assert steps_of(tmp_path) == [STEPS]
+    assert len(commands(tmp_path)) == begun[1] > 0
 
 
 # -- people ------------------------------------------------------------------------------------------------------------

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
+import mujoco
 import numpy as np
 import pytest
 import torch
@@ -11,6 +13,7 @@ import yaml
 
 from embodied.core.errors import UserError
 from embodied.envs import make_pool, make_sampler
+from embodied.envs.mujoco.randomization.non_model import PRESLIDING
 from embodied.envs.mujoco.robots.described import build_robot
 from embodied.envs.mujoco.robots.panda import Panda
 from tests.envs.helpers import PANDA
@@ -69,6 +72,53 @@ def test_a_scene_is_cut_down_to_the_robot_and_gets_servos_tool_and_base(tmp_path
     assert arm.joints[0].pos_m[2] == pytest.approx(0.433)
     np.testing.assert_allclose(arm.tool_pos_m, PANDA.kinematics.tool_pos_m, atol=1e-12)
     np.testing.assert_allclose(robot.home_qpos, Panda.home_qpos)
+
+
+def in_degrees(text: str) -> str:
+    """Return the Panda's MJCF with ranges of hinges in degrees, as MJCF has them unless it says otherwise."""
+
+    def converted(found: re.Match[str]) -> str:
+        limits = " ".join(str(float(np.degrees(float(limit)))) for limit in found[2].split())
+        return found[1] + limits + found[3]
+
+    lines = [
+        re.sub(r'( range=")([^"]*)(")', converted, line) if "<joint" in line and "slide" not in line else line
+        for line in text.replace('angle="radian"', 'angle="degree"').splitlines()
+    ]
+    return "\n".join(lines)
+
+
+def test_an_arm_in_degrees_has_the_limits_and_the_friction_of_one_in_radians(tmp_path: Path) -> None:
+    (tmp_path / "arm.xml").write_text(in_degrees(Panda.mjcf.read_text()))
+    servos = {joint: {"kp": 500.0, "kd": 50.0, "force": 40.0} for joint in ("joint3", "joint4")}
+    robot = build_robot(written(tmp_path, mjcf="arm.xml", servos=servos), {})
+    for found, expected in zip(robot.kinematics.joints, PANDA.kinematics.joints, strict=True):
+        np.testing.assert_allclose((found.low, found.high), (expected.low, expected.high), atol=1e-9)
+    friction = {"randomization": {"friction": {"field": "joint_friction", "range": [0.1, 0.5]}}}
+    env = make_pool("reach", {"robot": str(tmp_path / "my_arm.yaml")}, num_envs=2, num_threads=1, sim=friction)
+    joints = [env.model.joint(f"joint{i}").id for i in range(1, 8)]
+    np.testing.assert_allclose(env.model.jnt_springyield[joints], PRESLIDING)
+
+
+def test_a_place_at_a_site_has_its_orientation_and_what_is_added_to_it(tmp_path: Path) -> None:
+    site = '<site name="tcp" pos="0 0 0.1034" size="0.005" group="4"/>'
+    turned = '<frame pos="0 0 0.1" euler="0 0 0.03"><site name="tool" pos="0.02 0 0" euler="0 0 0.04"/></frame>'
+    text = Panda.mjcf.read_text().replace(site, turned)
+    (tmp_path / "arm.xml").write_text(text.replace('<framelinvel name="tcp_vel" objtype="site" objname="tcp"/>', ""))
+    quat = [float(np.cos(0.01)), 0.0, 0.0, float(np.sin(0.01))]
+    tool = {"site": "tool", "pos_m": [0.01, 0, 0.0034], "quat": quat}
+    found = build_robot(written(tmp_path, mjcf="arm.xml", tool=tool), {}).kinematics
+    flat = PANDA.kinematics  # 0.1034 m along the hand's z axis, about which all of it turns
+    turn, away_m = 0.03 + 0.04 + 0.02, 0.02 * np.exp(0.03j) + 0.01 * np.exp(0.07j)
+    hand = np.zeros(9), np.zeros(9)
+    for matrix, of in zip(hand, (found, flat), strict=True):
+        mujoco.mju_quat2Mat(matrix, np.array(of.tool_quat))
+    moved, plain = (matrix.reshape(3, 3) for matrix in hand)
+    added = plain.T @ (np.array(found.tool_pos_m) - flat.tool_pos_m)
+    np.testing.assert_allclose(added, [away_m.real, away_m.imag, 0.0], atol=1e-9)
+    np.testing.assert_allclose((plain.T @ moved)[:2, 0], [np.cos(turn), np.sin(turn)], atol=1e-9)
+    with pytest.raises(UserError, match="tool: site tcp is the tool as it is"):
+        build_robot(written(tmp_path, tool={"site": "tcp", "quat": quat}), {}).spec()
 
 
 @pytest.mark.parametrize(

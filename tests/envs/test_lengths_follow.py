@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,8 @@ import yaml
 
 from embodied.envs import make_pool, make_sampler
 from embodied.envs.mujoco.pool import MujocoPool
-from embodied.envs.tasks.config import LiftConfig
+from embodied.envs.tasks.config import LiftConfig, TabletopConfig
+from embodied.envs.tasks.words import default_words
 from tests.envs.helpers import TASK_NAMES
 
 PAGE = Path(__file__).parents[2] / "docs" / "extending" / "robot.md"
@@ -89,3 +91,14 @@ def test_a_slow_tool_has_more_time_and_a_given_limit_wins() -> None:
     assert LiftConfig(robot="so101").max_episode_steps == 64
     assert LiftConfig(robot="so101", control=slow).max_episode_steps == 174
     assert LiftConfig(robot="so101", control=slow, max_episode_steps=50).max_episode_steps == 50
+
+
+def test_words_of_a_user_leave_the_other_lengths_to_the_robot(tmp_path: Path) -> None:
+    robot, words = gantry(tmp_path, TIMES), default_words()
+    plain = TabletopConfig(robot=robot).words
+    assert plain.shapes != words.shapes
+    own = replace(words, colors=words.colors | {"purple": (0.5, 0.1, 0.6)}, trays=words.trays | {"left": (1.1, 0.4)})
+    found = TabletopConfig(robot=robot, words=own).words
+    assert found.shapes == plain.shapes
+    assert found.trays == plain.trays | {"left": (1.1, 0.4)}
+    assert TabletopConfig(robot=robot, words=found).words == found, "as read from a run"

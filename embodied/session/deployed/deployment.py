@@ -41,6 +41,7 @@ class DeploymentRun:
         self.options, self.loop, self.site, self.deployment, self.key = options, loop, site, deployment, EmergencyKey()
         self.errors: list[BaseException] = []
         self.signalled = threading.Event()
+        self.refused = False  # the last episode, before its first control step
         loop.stop = self.stop
 
     def stop(self) -> bool:
@@ -85,6 +86,7 @@ class DeploymentRun:
                 loop.run(options.instruction or instruction, seed=options.seed * 1_000_003 + index)
                 self.site.ended()
         except Exception as error:
+            self.refused = isinstance(error, UserError) and (loop.record is before or not loop.record.steps)
             if key.pressed():
                 raise EmergencyStop(f"emergency key, but the robot may not hold: {describe(error)}") from error
             raise
@@ -114,7 +116,7 @@ class DeploymentRun:
         robot, key, first = self.site.robot, self.key, self.errors[0] if self.errors else None
         known = isinstance(first, KeyboardInterrupt | OSError | UserError | None) and not isinstance(first, RobotHangs)
         moved = any(record.steps for record in self.deployment.records)
-        if not (self.options.home and known and moved):
+        if not (self.options.home and known and moved) or self.refused:
             return
         frozen = isinstance(first, Unusable) and first.kind == "frozen"
         if frozen or not robot.is_connected:

@@ -194,9 +194,12 @@ def prepare(spec: mujoco.MjSpec, terms: Terms) -> None:
             actuator.nsample = round(longest(terms)["action_delay"] / spec.option.timestep) + 2
             actuator.delay = spec.option.timestep
     if "joint_friction" in fields:
+        names = [model.joint(joint).name for model in [spec.compile()] for joint in members(model, "joint")["arm"]]
+        for name in names:
+            spec.joint(name).springyield = PRESLIDING
         model = spec.compile()
-        for joint in members(model, "joint")["arm"]:
-            spec.joint(model.joint(joint).name).springyield = PRESLIDING
+        for name in names:  # of an MJCF in degrees the number was one in degrees
+            spec.joint(name).springyield *= PRESLIDING / model.joint(name).springyield.item()
 
 
 def longest(terms: Terms) -> dict[str, float]:

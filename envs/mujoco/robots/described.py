@@ -110,7 +110,7 @@ class DescribedArm(GripperArm):
     def start_qpos(self, rng: EpisodeRng, held_n: np.ndarray) -> np.ndarray:
         qpos_nJ = super().start_qpos(rng, held_n)
         if held_n.any():
-            chosen = (rng.uniform("held", 0.0, 1.0) * len(self.held_qpos)).astype(int)
+            chosen = (rng.uniform("held_pose", 0.0, 1.0) * len(self.held_qpos)).astype(int)
             qpos_nJ[held_n] = self.held_qpos[chosen[held_n]]
         return qpos_nJ
 
@@ -218,7 +218,10 @@ class DescribedArm(GripperArm):
                 joint.armature = armature
             if (damping := self.file.gripper.damping) is not None:
                 joint.damping = [damping, 0, 0]
-        if self.file.tool.site != "tcp":
+        if self.file.tool.site == "tcp":
+            if (self.file.tool.pos_m, self.file.tool.quat) != (Place.pos_m, Place.quat):
+                raise UserError(f"robot {self.name}: tool: site tcp is the tool as it is: pos_m and quat need another one")
+        else:
             body.add_site(name="tcp", pos=pos, quat=quat, size=[0.005] * 3, group=4)
         kind = mujoco.mjtSensor.mjSENS_FRAMELINVEL
         spec.add_sensor(name="tcp_vel", type=kind, objtype=mujoco.mjtObj.mjOBJ_SITE, objname="tcp")
@@ -227,10 +230,11 @@ class DescribedArm(GripperArm):
         """Return the body that a place is in, with position and quaternion there."""
         if not place.site:
             return self._find(spec.bodies, "body", place.body), place.pos_m, place.quat
-        site = self._find(spec.sites, "site", place.site)
-        turn = np.zeros(4)
-        mujoco.mju_mulQuat(turn, np.array(site.quat) / np.linalg.norm(site.quat), np.array(place.quat))
-        return site.parent, site.pos, turn
+        parent = self._find(spec.sites, "site", place.site).parent
+        site, pos, quat = spec.compile().site(place.site), np.zeros(3), np.zeros(4)  # euler and frames are resolved
+        mujoco.mju_rotVecQuat(pos, np.array(place.pos_m), site.quat)
+        mujoco.mju_mulQuat(quat, site.quat, np.array(place.quat))
+        return parent, site.pos + pos, quat
 
     def _find(self, things: Any, kind: str, name: str) -> Any:
         """Return the thing called ``name``. UserError with the nearest name."""
@@ -299,9 +303,10 @@ def add_servo(spec: mujoco.MjSpec, joint: Any, servo: Servo, inertia: float) -> 
     """Add a position servo to a joint, in place of its actuator. inertia: of the joint at home, kg m^2 or kg."""
     for actuator in [each for each in spec.actuators if each.target == joint.name]:
         spec.delete(actuator)
+    limited = joint.limited != mujoco.mjtLimited.mjLIMITED_FALSE and joint.range[0] < joint.range[1]
     actuator = spec.add_actuator(
         name=joint.name, trntype=mujoco.mjtTrn.mjTRN_JOINT, target=joint.name, forcerange=[-servo.force, servo.force],
-        ctrlrange=(0, 0) if joint.limited == mujoco.mjtLimited.mjLIMITED_FALSE else joint.range,
-    )  # fmt: skip
+    )
     kp = STIFFNESS * inertia if servo.kp is None else servo.kp
-    actuator.set_to_position(kp=kp, kv=DAMPING * kp / STIFFNESS if servo.kd is None else servo.kd)
+    kv = DAMPING * kp / STIFFNESS if servo.kd is None else servo.kd
+    actuator.set_to_position(kp=kp, kv=kv, inheritrange=float(limited))  # the joint's range may still be in degrees

@@ -132,9 +132,10 @@ class GripperDescription:
         if config.rotation:
             move.append(ActionTerm("dyaw", "tool about the vertical", config.delta_rad, unit="rad"))
         if config.mode == "joint_delta":
+            units = (self.joint_unit.split(", ") * self.num_joints)[: self.num_joints]
             move = [
-                ActionTerm(f"djoint{i + 1}", f"joint {i + 1} from its present angle", config.delta_rad, unit="rad")
-                for i in range(self.num_joints)
+                ActionTerm(f"djoint{i + 1}", f"joint {i + 1} from its present position", config.delta_rad, unit=unit)
+                for i, unit in enumerate(units)
             ]
         open_m, closed_m = self.finger_open_m, self.finger_closed_m
         meaning = "target of each finger, 1 open and -1 closed"
