@@ -221,8 +221,8 @@ def record(env: VecEnv, act: Callable[[Obs], Tensor], options: CollectConfig, se
 def disturbances(spec: EnvSpec, num_envs: int, options: CollectConfig, random: np.random.Generator) -> Tensor:
     """Draw actions [N, T, A] to execute instead of the expert's; NaN keeps the expert's.
 
-    A disturbance is one uniformly random action for ``noise_steps`` control steps. Actions called ``gripper``, and those
-    of two robots, stay the expert's, because a dropped object costs more than a detour.
+    A disturbance is one uniformly random action for ``noise_steps`` control steps. Actions whose name ends with
+    ``gripper`` stay the expert's, because a dropped object costs more than a detour.
     """
     blocks = -(-spec.max_episode_steps // options.noise_steps)
     chosen = torch.from_numpy(random.random((num_envs, blocks)) < options.noise)

@@ -288,13 +288,15 @@ def test_bounds_of_exploration_are_those_of_a_run_that_explored(
     trained: tuple[Path, Outcome], imitated: tuple[Path, Outcome], tmp_path: Path
 ) -> None:
     """The network's output is a place between them: with others the same weights would explore otherwise."""
-    refused = run_train(*SMALL, f"init={trained[0]}", "policy.max_std=0.5", f"out={tmp_path / 'run'}")
+    refused = run_train(*SMALL, f"init={trained[0]}", "policy.max_std=0.5", "total_steps=64", f"out={tmp_path / 'run'}")
     assert refused.code == 2
     assert "was trained with policy.max_std=1.0, this run has 0.5" in refused.stderr
-    words = [*RL, f"init={imitated[0]}", "policy.sigma_max=0.5", f"out={tmp_path / 'fresh'}"]
+    words = [*RL, f"init={imitated[0]}", "policy.sigma_max=0.5", "total_steps=64", f"out={tmp_path / 'fresh'}"]
     fresh = run_train(*words)
     assert fresh.code == 0, fresh.stderr
-_learned_from_with_the_options_of_the_message(
+
+
+def test_actions_in_percent_are_refused_and_learned_from_with_the_options_of_the_message(
     demos: Path, imitated: tuple[Path, Outcome], tmp_path: Path
 ) -> None:
     data, out = tmp_path / "percent", tmp_path / "run"

@@ -116,7 +116,7 @@ class ServerPolicy(Policy):
         return torch.stack([row[:shortest] for row in rows])
 
     def _actions(self, reply: object) -> Tensor:
-        """Return a chunk, [H, A], in [-1, 1] unless the server exceeds it. With a delay more than E rows are executed."""
+        """Return a chunk, [H, A], in [-1, 1] unless the server exceeds it. A delay reaches beyond its first E rows."""
         name, size = self.mapping.action.name, self.spec.action_dim
         found = np.asarray(reply.get(name) if isinstance(reply, dict) else None)
         if (

@@ -220,7 +220,7 @@ class DescribedArm(GripperArm):
                 joint.damping = [damping, 0, 0]
         if self.file.tool.site == "tcp":
             if (self.file.tool.pos_m, self.file.tool.quat) != (Place.pos_m, Place.quat):
-                raise UserError(f"robot {self.name}: tool: site tcp is the tool as it is: pos_m and quat need another one")
+                raise UserError(f"robot {self.name}: tool: site tcp is the tool as it is, without pos_m and quat")
         else:
             body.add_site(name="tcp", pos=pos, quat=quat, size=[0.005] * 3, group=4)
         kind = mujoco.mjtSensor.mjSENS_FRAMELINVEL
@@ -305,7 +305,10 @@ def add_servo(spec: mujoco.MjSpec, joint: Any, servo: Servo, inertia: float) -> 
         spec.delete(actuator)
     limited = joint.limited != mujoco.mjtLimited.mjLIMITED_FALSE and joint.range[0] < joint.range[1]
     actuator = spec.add_actuator(
-        name=joint.name, trntype=mujoco.mjtTrn.mjTRN_JOINT, target=joint.name, forcerange=[-servo.force, servo.force],
+        name=joint.name,
+        trntype=mujoco.mjtTrn.mjTRN_JOINT,
+        target=joint.name,
+        forcerange=[-servo.force, servo.force],
     )
     kp = STIFFNESS * inertia if servo.kp is None else servo.kp
     kv = DAMPING * kp / STIFFNESS if servo.kd is None else servo.kd
