@@ -131,7 +131,7 @@ class SFT(Supervised):
     def update(self, obs: Obs, action_BHA: Tensor, valid_BH: Tensor, scenes: Obs | None = None) -> float:
         """Take one step on a batch and return its loss. FloatingPointError as in ``descend``.
 
-        valid_BH: which actions were demonstrated (``Policy.imitation_loss``). scenes: observations with
+        valid_BH: which actions to imitate (``Policy.imitation_loss``). scenes: observations with
         ``target_positions``, for a policy that ``keeps_grounding``.
         """
         action_BHA, valid_BH = action_BHA.to(self.device), valid_BH.to(self.device)

@@ -8,6 +8,7 @@ Last line of stdout: {"data", "task", "episodes", "frames", "passed", "faults": 
 "cure"}], "replay", "overfit", "wall_s"}. Exit code 1: a fault is serious. 2: no data set, or one of another task.
 """
 
+import re
 import sys
 import time
 from collections.abc import Sequence
@@ -34,11 +35,12 @@ def preflight(argv: Sequence[str]) -> dict[str, Any]:
     from embodied.data.lerobot import RECORDED_WITH  # these import torch
 
     recorded = read_json(path / RECORDED_WITH)
+    task_of_file = re.fullmatch(r"\w+:\w*", str(recorded.get("task")))  # its folder is not recorded
+    if "task" not in words and ("task" not in recorded or task_of_file):
+        raise missing_key("task")
     words = {"algo": "sft", **recorded, **words}
     if words["algo"] != "sft":
         raise wrong_value("algo", str(words["algo"]), "sft, which learns from data")
-    if "task" not in words or (":" in str(recorded.get("task")) and words["task"] == recorded["task"]):
-        raise missing_key("task")  # the name that is recorded of a task in a file has no path
     config = compose_new(words, print)
     if config.task.title != (task := recorded.get("task", config.task.title)):
         raise wrong_value("task", config.task.title, f"{task}, which this data set is of")

@@ -102,6 +102,35 @@ def from_scratch() -> None:
     print()
 
 
+def repeated_starts() -> None:
+    """The runs from scratch before and after failed starts were remembered once: each seed."""
+    columns = "million steps to 90%", "minutes of training", "success of 1,000 episodes"
+    row("task", *(f"{name}: {when}" for name in columns for when in ("before", "now")))
+    row(*["---"] * 7)
+    earlier = records("ablation/repeated-starts.json")[0]["runs"]
+    for task in ("pick_place", "lift", "push"):
+        before, now = [run for run in earlier if run["task"] == task], records(f"learning/{task}-flow-[0-9].json")
+        first = [next(at for at, rate in run["evaluations [env steps, success]"] if rate >= 0.9) for run in before]
+        found = [
+            min(e["env_steps"] for e in run["during_training"].values() if e["success_at_end"] >= 0.9) for run in now
+        ]
+        to_90 = (", ".join(f"{steps / 1e6:.2f}" for steps in each) for each in (first, found))
+        rates = [100 * run["success of 1,000 other episodes"] for run in before], percents(now)
+        row(f"`{task}`", *to_90, minutes(before), minutes(now), *map(listed, rates))
+    print()
+
+
+def imitated_answers() -> None:
+    """Imitation of chunks whose actions answer a disturbance, and without these actions: each seed."""
+    row("task", "all actions of a chunk", "none that answers a disturbance within it")
+    row(*["---"] * 3)
+    earlier = records("ablation/imitated-answers.json")[0]["runs"]
+    for task in TASKS:
+        before = [100 * run["success"] for run in earlier if run["task"] == task]
+        row(f"`{task}`", listed(before), listed(percents(records(f"imitation/{task}-[0-9]-sft.json"))))
+    print()
+
+
 def scratch() -> None:
     """Reinforcement learning from nothing beside that from imitation: minutes to 90%, each seed."""
     kinds_of = ("from scratch", "from imitation")
@@ -257,7 +286,9 @@ def suite() -> None:
 if __name__ == "__main__":
     suite()
     from_scratch()
+    repeated_starts()
     imitation()
+    imitated_answers()
     scratch()
     tabletop()
     compared({

@@ -100,8 +100,8 @@ class Policy(nn.Module):
     def imitation_loss(self, obs: Obs, action_NHA: Tensor, valid_NH: Tensor, generator: torch.Generator) -> Tensor:
         """Return the loss of demonstrated chunks [N, H, A], a differentiable scalar.
 
-        valid_NH: bool, which actions were demonstrated: the first ones of every chunk, one at least. The loss is the
-        mean over them, so that each demonstrated action of a batch counts alike.
+        valid_NH: bool, which actions to imitate: the first ones of every chunk, one at least. The loss is the mean over
+        them, so that each of them counts alike in a batch.
         """
         raise NotImplementedError
 

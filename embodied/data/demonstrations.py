@@ -4,7 +4,7 @@ Episode [L] ... ──► Demonstrations: all frames [F] in order ──► draw
 
 A chunk starts at every frame, also if fewer than H actions of the episode are left. Then the episode's last action is
 repeated as padding. Where a disturbance was executed, the later actions of the chunk answer something that was not yet
-observed at its start. A mask marks the actions to imitate, which are neither.
+observed at its start. A mask marks the actions to imitate: no padding, and none after a disturbance.
 """
 
 from __future__ import annotations

@@ -64,12 +64,12 @@ def decode_png(data: bytes) -> NDArray[np.uint8]:
         raise ValueError(f"the PNG file is damaged: {error}") from error
 
 
-def read_videos(path: Path, info: Mapping[str, Any], key: str, episode_F: Tensor, number_F: Tensor) -> Tensor:
+def read_videos(path: Path, info: Mapping[str, Any], key: str, episode_F: Tensor, time_F: Tensor | None) -> Tensor:
     """Return the images of feature ``key`` of all frames, uint8 [F, h, w, 3].
 
-    info: of the data set. episode_F: episode of each frame, not decreasing. number_F: number of each frame in its
-    episode's video; the frames that a data set has may begin after 0. UserError for missing or damaged videos, videos
-    that are too short, and several sizes.
+    info: of the data set. episode_F: episode of each frame, not decreasing. time_F: seconds of each frame since the
+    beginning of its episode's video, as LeRobot reads it, so that a data set may lack an episode's first frames; None:
+    it has all. UserError for missing or damaged videos, videos that are too short, and several sizes.
     """
     places = _places(path, key)
     episodes, lengths = episode_F.unique_consecutive(return_counts=True)
@@ -82,11 +82,13 @@ def read_videos(path: Path, info: Mapping[str, Any], key: str, episode_F: Tensor
         pattern = info.get("video_path") or VIDEO_PATH
         file = path / pattern.format(video_key=key, chunk_index=place["chunk_index"], file_index=place["file_index"])
         first, last = (round(place[name] * float(info["fps"])) for name in ("from_timestamp", "to_timestamp"))
-        needed = int(number_F[start + length - 1]) + 1
-        if last - first < needed:
+        rows = range(start, start + length)
+        times = None if time_F is None else time_F[start : start + length] * float(info["fps"])
+        frames = range(length) if times is None else times.round().long().tolist()
+        if last - first < (needed := max(frames) + 1):
             raise UserError(f"data set {path}: {file} has {last - first} frames of episode {episode}, needed: {needed}")
-        for row in range(start, start + length):
-            wanted[file][first + int(number_F[row])].append(row)
+        for row, frame_of_video in zip(rows, frames, strict=True):
+            wanted[file][first + frame_of_video].append(row)
         start += length
     images: NDArray[np.uint8] | None = None
     for file, rows_by_frame in wanted.items():

@@ -34,7 +34,7 @@ from embodied.data.images import decode_png, read_videos, reading
 VERSION = "v3.0"
 FILE = "chunk-000/file-000.parquet"
 STATE, ACTION, IMAGES, TASK = columns.NAMES["state"], columns.NAMES["action"], "observation.images", "task_index"
-FRAME = "frame_index"
+FRAME, TIME = "frame_index", "timestamp"
 UNITS, RECORDED_WITH = "meta/units.json", "meta/recorded_with.json"
 DISTURBANCE, PLAN = "disturbance", "episode_plan"  # features of ``collect``: executed minus recorded action, and plan
 
@@ -67,12 +67,14 @@ def read(path: Path, keys: Mapping[str, Any] | None = None, cameras: Sequence[st
         if kind not in ("image", "video"):
             raise UserError(f"data set {path}: {key} is of type {kind}, allowed: image and video")
         stored += [key] if kind == "image" else []
-    further = [name for name in (FRAME, DISTURBANCE) if name in features]
+    further = [name for name in (FRAME, TIME, DISTURBANCE) if name in features]
     table = _frames(path, [state.name, action.name, *stored, "episode_index", TASK, *further])
     episode = torch.from_numpy(table["episode_index"].to_numpy().astype(np.int64))
     if len(episode) == 0 or bool((episode.diff() < 0).any()):
         raise UserError(f"data set {path}: frames must be there, and in the order of their episodes")
-    number = _numbers(table, episode, path)
+    if FRAME in further:
+        _check_consecutive(table, episode, path)
+    time = torch.from_numpy(table[TIME].to_numpy().astype(np.float64)) if TIME in further else None
     state_names, action_names = _names(features[state.name]), _names(features[action.name])
     instruction, instructions = _instructions(table, path)
     return Demonstrations(
@@ -84,7 +86,7 @@ def read(path: Path, keys: Mapping[str, Any] | None = None, cameras: Sequence[st
         state_units=() if state.converts else units.get(state.name, ()),
         action_units=() if action.converts else units.get(action.name, ()),
         images={
-            camera: _images(table, key, path) if key in stored else read_videos(path, info, key, episode, number)
+            camera: _images(table, key, path) if key in stored else read_videos(path, info, key, episode, time)
             for camera, key in images.items()
         },
     )  # fmt: skip
@@ -174,17 +176,12 @@ def _frames(path: Path, wanted: Sequence[str]) -> pa.Table:
         return pa.concat_tables([pq.read_table(file, columns=wanted) for file in files]).select(wanted)
 
 
-def _numbers(table: pa.Table, episode_F: Tensor, path: Path) -> Tensor:
-    """Return the number of each frame in its episode, int64 [F].
-
-    They need not begin at 0 if the data set has them. UserError unless they rise by 1.
-    """
-    if FRAME not in table.column_names:
-        return torch.arange(len(episode_F)) - torch.searchsorted(episode_F, episode_F)
+def _check_consecutive(table: pa.Table, episode_F: Tensor, path: Path) -> None:
+    """Raise UserError unless the frames of an episode are numbered one by one; they need not begin at 0."""
     frames = torch.from_numpy(table[FRAME].to_numpy().astype(np.int64))
     gaps = ((episode_F.diff() == 0) & (frames.diff() != 1)).nonzero().squeeze(1)
     if not len(gaps):
-        return frames
+        return
     row = first = int(gaps[0]) + 1
     for file in sorted((path / "data").glob("*/*.parquet")):
         if first < (count := pq.read_metadata(file).num_rows):

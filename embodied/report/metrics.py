@@ -44,8 +44,9 @@ class MetricsWriter:
             self.newest = {key: value for row in kept for key, value in row.items() if value is not None}
             purge_step = steps_of(self.newest) + 1 if kept else 0
             for path in (self._path.parent / "eval").glob("train_*.json"):
-                if int(path.stem.partition("_")[2]) >= purge_step:
-                    path.unlink()
+                steps = path.stem.partition("_")[2]
+                if steps.isdecimal() and int(steps) >= purge_step and (kept or not last_iteration):
+                    path.unlink()  # but not where rows are missing
             # TensorBoard reads its files in the order of their names, which begin with the second of their creation
             seconds = {int(path.name.split(".")[3]) for path in self._path.parent.glob("events.out.tfevents.*")}
             while int(time.time()) in seconds:

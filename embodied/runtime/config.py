@@ -26,13 +26,14 @@ class RuntimeConfig:
     """Env workers. The envs are split evenly over num_env_workers * groups_per_worker groups, each one VecEnv."""
     groups_per_worker: NonNegativeInt = 0
     """Env groups per worker. With two, a worker steps one group while the other waits for its actions. 0 is two if
-    max_staleness is at least 1 and the actor has a GPU or, on Ray, cores of its own. Otherwise it is one. With
-    max_staleness=0 all runtimes then train the same bit for bit; on shared cores fewer, larger batches cost less."""
+    max_staleness is at least 1 and the actor has a GPU, without simulators on it, or, on Ray, cores of its own.
+    Otherwise it is one. With max_staleness=0 all runtimes then train the same bit for bit; on shared cores fewer,
+    larger batches cost less."""
     decisions: PositiveInt = 32
     """Decisions T per fragment. A batch is as many fragments as there are groups; with max_staleness=0 one of each."""
     noise_hold: PositiveInt = 1
     """Decisions for which every fourth env of a group keeps its noise of exploration, 128 times as training begins, or
-    until an episode of it ends before its time limit; 1: none does. Noise that is held moves what white noise only
+    until an episode of it terminates; 1: none does. Noise that is held moves what white noise only
     shakes. The likelihood is that of each decision alone."""
     max_staleness: NonNegativeInt = 0
     """Most versions by which the weights that drew a decision may be older than the learner's. 0 is synchronous PPO;
@@ -76,8 +77,8 @@ class RuntimeConfig:
         return self.max_staleness if self.order == "arrival" else None
 
     def groups_of_worker(self, on_gpu: bool, envs_on_gpu: bool = False) -> int:
-        """Return the number of env groups of each worker; on_gpu: of the actor. Envs on a GPU are stepped together."""
-        beside = (self.separate_processes or (self.overlaps and on_gpu)) and not envs_on_gpu
+        """Return the env groups of each worker. on_gpu, envs_on_gpu: whether a GPU acts and learns, and simulates."""
+        beside = not (on_gpu and envs_on_gpu) and (self.separate_processes or (self.overlaps and on_gpu))
         return self.groups_per_worker or (2 if beside and self.max_staleness > 0 else 1)
 
 

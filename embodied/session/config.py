@@ -184,8 +184,7 @@ def with_device(config: RunConfig, name: str) -> RunConfig:
 def with_environments(config: RunConfig, sim: str | None, randomization: str | None) -> RunConfig:
     """Return a configuration with another simulator, or with a preset's settings in place of those of any preset.
 
-    A simulator has its default options and the run's randomisation, of cameras too. None, and its own simulator, change
-    nothing.
+    A simulator has its default options and the run's randomisation, of cameras too. None and its own change nothing.
     UserError for an unknown preset, and for a simulator that does not run the task or cannot randomise it.
     """
     sections = to_mapping(config)

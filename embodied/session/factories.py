@@ -73,7 +73,9 @@ def make_env(
 
 
 def envs_on_gpu(config: RunConfig) -> bool:
-    return bool(getattr(config.sim.options, "device", "cpu") != "cpu")
+    """Return whether the envs are simulated on a GPU if the run has one."""
+    sim = config.sim.options
+    return getattr(sim, "device", "cpu") != "cpu" or getattr(sim, "sim_backend", "") == "physx_cuda"
 
 
 def settled(config: RunConfig) -> RunConfig:
@@ -209,7 +211,8 @@ def make_initial_policy(config: RunConfig, spec: EnvSpec) -> Policy:
     weights = {key: own[key] for key in own if key.endswith(policy.optional_suffixes)} | weights
     cure = f"has a policy of another architecture: give the policy options of its {CONFIG_FILE}"
     checkpoint.check_weights(weights, own, f"{where} {cure}")
-    for key in policy.must_match + (() if fresh else policy.must_match_exploring):
+    explores = not fresh and ALGORITHMS[config.algo.name].build.explores
+    for key in policy.must_match + (policy.must_match_exploring if explores else ()):
         theirs, ours = getattr(source.policy.options, key), getattr(config.policy.options, key)
         if theirs != ours:
             raise UserError(f"{where} was trained with policy.{key}={theirs}, this run has {ours}")

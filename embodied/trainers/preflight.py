@@ -199,7 +199,8 @@ def check_imitation(
     frames = data.frames([int(data.episode_F[0])])
     nothing_L, text = torch.zeros(len(frames)), data.instructions[int(data.instruction_F[0])]
     images = {camera: images[frames] for camera, images in data.images.items()}
-    one = Episode(data.state_FS[frames], data.action_FA[frames], nothing_L, nothing_L.bool(), text, images)
+    extra = {DISTURBANCE: found[DISTURBANCE][frames]} if DISTURBANCE in found else {}
+    one = Episode(data.state_FS[frames], data.action_FA[frames], nothing_L, nothing_L.bool(), text, images, extra)
     updates = min(UPDATES, config.algo.options.updates)
     algo = replace(config.algo, options=replace(config.algo.options, updates=updates, validate_every=updates))
     with tempfile.TemporaryDirectory() as folder:

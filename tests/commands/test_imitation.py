@@ -105,15 +105,15 @@ def test_a_recording_ends_with_its_episode() -> None:
 
 
 def test_disturbances_leave_the_gripper_alone_and_last() -> None:
-    arm = Box(tuple(ActionTerm(name) for name in ("dx", "dy", "dz", "gripper")))
+    arm = Box(tuple(ActionTerm(name) for name in ("dx", "dy", "left_gripper", "gripper")))
     spec = replace(EnvSpec.of_sizes("t", state=3, privileged=1, action=4, max_episode_steps=40), action=arm)
     options = CollectConfig("x", noise=0.5, noise_steps=4)
     action = disturbances(spec, 50, options, np.random.default_rng(0))
     assert action.shape == (50, 40, 4)
-    assert action[..., -1].isnan().all()
+    assert action[..., 2:].isnan().all()
     noisy = ~action[..., 0].isnan()
     assert 0.4 < noisy.float().mean() < 0.6
-    blocks = action[..., :3].unflatten(1, (10, 4))
+    blocks = action[..., :2].unflatten(1, (10, 4))
     assert torch.equal(blocks.nan_to_num(9), blocks[:, :, :1].nan_to_num(9).expand_as(blocks))
     none = disturbances(spec, 5, CollectConfig("x", noise=0.0), np.random.default_rng(0))
     assert none.isnan().all()

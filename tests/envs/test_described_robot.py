@@ -89,7 +89,8 @@ def in_degrees(text: str) -> str:
 
 
 def test_an_arm_in_degrees_has_the_limits_and_the_friction_of_one_in_radians(tmp_path: Path) -> None:
-    (tmp_path / "arm.xml").write_text(in_degrees(Panda.mjcf.read_text()))
+    others = '<default><motor ctrlrange="-1 1"/>'  # of actuators that the servos replace
+    (tmp_path / "arm.xml").write_text(in_degrees(Panda.mjcf.read_text()).replace("<default>", others, 1))
     servos = {joint: {"kp": 500.0, "kd": 50.0, "force": 40.0} for joint in ("joint3", "joint4")}
     robot = build_robot(written(tmp_path, mjcf="arm.xml", servos=servos), {})
     for found, expected in zip(robot.kinematics.joints, PANDA.kinematics.joints, strict=True):

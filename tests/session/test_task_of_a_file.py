@@ -79,6 +79,9 @@ def test_what_strangers_made_runs_no_code(trained: Path, tmp_path: Path, monkeyp
     outcome = run(preflight.main, [f"data={trained}"])
     assert "name its file on the command line" in outcome.stderr
     assert not (tmp_path / "ran").exists()
+    for task, answer in (("my_task:Mine", "task is missing: give task="), ("gym/my_envs:Mine-v0", "my_envs")):
+        (trained / "meta" / "recorded_with.json").write_text(json.dumps({"task": task}))
+        assert answer in run(preflight.main, [f"data={trained}"]).stderr
 
 
 def test_gymnasium_makes_it(tmp_path: Path) -> None:

@@ -58,6 +58,8 @@ class ControlLoop:
             bundle.control_dt_s, bundle.max_delay,
         )  # fmt: skip
         self.controller, self.builder = ArmController(bundle.arm, bundle.action), StateBuilder(bundle)
+        self.ended: Callable[[], None] = lambda: None
+        """Called at once when an episode has ended without an error."""
         self.inputs, self.record = InputSpec(bundle), EpisodeRecord()
         """Record of the last episode."""
         self.episodes, self.joints = 0, joint_names(bundle.arm)
@@ -74,6 +76,7 @@ class ControlLoop:
         self.record = episode.record
         try:
             episode.run(self.bundle.max_episode_steps if steps is None else steps)
+            self.ended()
         except Exception as error:  # of a driver or a bug: the record says why it ended
             if self.record.reason != "stopped":
                 self.record.reason = str(error) or type(error).__name__

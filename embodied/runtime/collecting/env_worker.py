@@ -31,7 +31,7 @@ from embodied.runtime.collecting.recorder import At, Recorder
 from embodied.runtime.ledger import Ticket
 from embodied.runtime.watch import Track
 
-HOLDING = 4  # every fourth env of a group holds its noise, until an episode of it ends before its time limit
+HOLDING = 4  # every fourth env of a group holds its noise, until an episode of it terminates
 HELD_DRAWS = 128  # of held noise, after which no env holds it
 
 

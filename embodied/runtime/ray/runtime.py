@@ -59,7 +59,6 @@ class RayRuntime(Runtime):
             from embodied.runtime.ray.remote import RemoteLearner
 
             creator = Creator(cluster, recipe, self.spec)
-            self.budget = creator.budget
             self.controller = Controller(self, config, creator)
             self.learner = RemoteLearner(self.controller, creator.policy, self._wait, self._recover)
             self.evaluator = recipe.evaluator(copy.deepcopy(creator.policy), self.spec, self.threads)

@@ -42,7 +42,7 @@ class DeploymentRun:
         self.errors: list[BaseException] = []
         self.signalled = threading.Event()
         self.refused = False  # the last episode, before its first control step
-        loop.stop = self.stop
+        loop.stop, loop.ended = self.stop, site.ended
 
     def stop(self) -> bool:
         """Return whether the emergency key was pressed. KeyboardInterrupt if a signal came.
@@ -84,7 +84,6 @@ class DeploymentRun:
                 if key.watching:
                     print("press any key to stop the robot at once", file=sys.stderr, flush=True)
                 loop.run(options.instruction or instruction, seed=options.seed * 1_000_003 + index)
-                self.site.ended()
         except Exception as error:
             self.refused = isinstance(error, UserError) and (loop.record is before or not loop.record.steps)
             if key.pressed():
@@ -116,7 +115,10 @@ class DeploymentRun:
         robot, key, first = self.site.robot, self.key, self.errors[0] if self.errors else None
         known = isinstance(first, KeyboardInterrupt | OSError | UserError | None) and not isinstance(first, RobotHangs)
         moved = any(record.steps for record in self.deployment.records)
-        if not (self.options.home and known and moved) or self.refused:
+        if not (self.options.home and known and moved):
+            return
+        if self.refused:
+            print("the robot stays where it is", file=sys.stderr)
             return
         frozen = isinstance(first, Unusable) and first.kind == "frozen"
         if frozen or not robot.is_connected:

@@ -198,7 +198,7 @@ def prepare(spec: mujoco.MjSpec, terms: Terms) -> None:
         for name in names:
             spec.joint(name).springyield = PRESLIDING
         model = spec.compile()
-        for name in names:  # of an MJCF in degrees the number was one in degrees
+        for name in names:  # MuJoCo read the number in degrees if the joint's MJCF is in degrees
             spec.joint(name).springyield *= PRESLIDING / model.joint(name).springyield.item()
 
 

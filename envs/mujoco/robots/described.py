@@ -309,7 +309,8 @@ def add_servo(spec: mujoco.MjSpec, joint: Any, servo: Servo, inertia: float) -> 
         trntype=mujoco.mjtTrn.mjTRN_JOINT,
         target=joint.name,
         forcerange=[-servo.force, servo.force],
-    )
+        ctrlrange=(0, 0),
+    )  # fmt: skip
     kp = STIFFNESS * inertia if servo.kp is None else servo.kp
     kv = DAMPING * kp / STIFFNESS if servo.kd is None else servo.kd
     actuator.set_to_position(kp=kp, kv=kv, inheritrange=float(limited))  # the joint's range may still be in degrees

@@ -133,8 +133,9 @@ class GripperDescription:
             move.append(ActionTerm("dyaw", "tool about the vertical", config.delta_rad, unit="rad"))
         if config.mode == "joint_delta":
             units = (self.joint_unit.split(", ") * self.num_joints)[: self.num_joints]
+            present = {"rad": "from its present angle", "m": "from its present position"}
             move = [
-                ActionTerm(f"djoint{i + 1}", f"joint {i + 1} from its present position", config.delta_rad, unit=unit)
+                ActionTerm(f"djoint{i + 1}", f"joint {i + 1} {present[unit]}", config.delta_rad, unit=unit)
                 for i, unit in enumerate(units)
             ]
         open_m, closed_m = self.finger_open_m, self.finger_closed_m
