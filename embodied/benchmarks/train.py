@@ -24,7 +24,6 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 from embodied.benchmarks.measure import Report, in_turns, note, paired, trained
 from embodied.runtime.sync import SyncRuntime
@@ -53,7 +52,11 @@ def measure(report: Report, short: bool) -> None:
     configs = {name: compose_run(overrides | QUIET | {"runtime": name}) for name in ("local", "sync")}
     measures: dict[str, Callable[[], Costs]]
     measures = {name: partial(run, config, warmup, iterations) for name, config in configs.items()}
-    measures["side_by_side"] = partial(side_by_side, overrides, iterations)
+    with tempfile.TemporaryDirectory() as folder, build(configs["local"], Path(folder)) as runtime:
+        budget = runtime.budget
+    split = {"runtime.actor_threads": budget.actor, "runtime.learner_threads": budget.learner}
+    together = compose_run({**overrides, **QUIET, "runtime": "sync", **split})
+    measures["side_by_side"] = partial(side_by_side, together, iterations)
     costs = in_turns(measures, rounds, warm_up=0)
     limits = [bound(sync, together) for sync, together in zip(costs["sync"], costs["side_by_side"], strict=True)]
     speeds = add_speeds(report, configs, costs, iterations)
@@ -104,13 +107,8 @@ def run(config: RunConfig, warmup: int, iterations: int) -> Costs:
     return Costs(wall_s / env_steps, collect_s / env_steps, learn_s / env_steps)
 
 
-def side_by_side(overrides: Mapping[str, Any], iterations: int) -> Costs:
-    """Collect in one thread and learn in another without waiting, with the thread budget of runtime=local."""
-    local = compose_run({**overrides, "runtime": "local"})
-    with tempfile.TemporaryDirectory() as folder, build(local, Path(folder)) as found:
-        budget = found.budget
-    split = {"runtime.actor_threads": budget.actor, "runtime.learner_threads": budget.learner}
-    config = compose_run({**overrides, **QUIET, "runtime": "sync", **split})
+def side_by_side(config: RunConfig, iterations: int) -> Costs:
+    """Collect in one thread and learn in another without waiting. config: of runtime=sync, with the threads of both."""
     with tempfile.TemporaryDirectory() as folder, build(config, Path(folder)) as runtime:
         assert isinstance(runtime, SyncRuntime)
         runtime.learner.publish()

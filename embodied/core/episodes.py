@@ -43,6 +43,11 @@ class EpisodePlans:
     def __len__(self) -> int:
         return len(self.seed_n)
 
+    def own_n(self, max_episode_steps: int) -> NDArray[np.bool_]:
+        """Return whether each begins as the task's own episodes do, and has their whole time limit."""
+        own_n: NDArray[np.bool_] = (self.stage_n == 0) & (self.time_limit_n >= max_episode_steps)
+        return own_n
+
     def rows(self, ids: Ints | NDArray[np.bool_] | slice) -> EpisodePlans:
         """Return the plans of rows ``ids``, in that order."""
         return EpisodePlans(*(getattr(self, name)[ids] for name in _COLUMNS))

@@ -82,13 +82,12 @@ def read_videos(path: Path, info: Mapping[str, Any], key: str, episode_F: Tensor
         pattern = info.get("video_path") or VIDEO_PATH
         file = path / pattern.format(video_key=key, chunk_index=place["chunk_index"], file_index=place["file_index"])
         first, last = (round(place[name] * float(info["fps"])) for name in ("from_timestamp", "to_timestamp"))
-        rows = range(start, start + length)
         times = None if time_F is None else time_F[start : start + length] * float(info["fps"])
         frames = range(length) if times is None else times.round().long().tolist()
         if last - first < (needed := max(frames) + 1):
             raise UserError(f"data set {path}: {file} has {last - first} frames of episode {episode}, needed: {needed}")
-        for row, frame_of_video in zip(rows, frames, strict=True):
-            wanted[file][first + frame_of_video].append(row)
+        for row, number in enumerate(frames, start):
+            wanted[file][first + number].append(row)
         start += length
     images: NDArray[np.uint8] | None = None
     for file, rows_by_frame in wanted.items():

@@ -150,7 +150,7 @@ def rollout_metrics(episodes: EpisodeStats, spec: EnvSpec) -> Metrics:
 
     If ``spec`` has several goals, also the success of each, over the first kind. See ``Iteration.metrics``.
     """
-    own_M = torch.from_numpy((episodes.plans.stage_n == 0) & (episodes.plans.time_limit_n >= spec.max_episode_steps))
+    own_M = torch.from_numpy(episodes.plans.own_n(spec.max_episode_steps))
     metrics: Metrics = {}
     for prefix, rows_M in (("rollout", own_M), ("rollout/other_starts", ~own_M)):
         if rows_M.any():

@@ -79,6 +79,10 @@ class Recipe:
         groups_of_worker = config.groups_of_worker(self.device.type == "cuda", self.envs_on_gpu)
         self.sizes = group_sizes(self.num_envs, config.num_env_workers, groups_of_worker)
 
+    def budget_of(self, policy: Policy, spec: EnvSpec) -> threads.ThreadBudget:
+        """Return the threads of each part, on the cores of this process, for a policy whose size is known."""
+        return threads.plan(self.config, self.device, small=threads.is_small(policy, spec))
+
     @property
     def groups(self) -> list[tuple[int, int]]:
         """Worker and group of each env group, over all workers."""

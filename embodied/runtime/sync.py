@@ -37,7 +37,7 @@ class OneProcess(Runtime):
             self.spec, to = envs[0][0].spec, recipe.device
             policy = recipe.initial_policy(self.spec)
             policy.to(to)
-            self.budget = threads.plan(recipe.config, to, small=threads.is_small(policy, self.spec))
+            self.budget = recipe.budget_of(policy, self.spec)
             acting, evaluated = policy.duplicate(), policy.duplicate()
             resident = all(
                 env.device.type == to.type and (env.device.index or 0) == (to.index or 0) and env.batch_size is None

@@ -96,8 +96,7 @@ class UniformSampler:
         """Return the next plans of envs in ``ended``; if an env's group is not done, the group's plan again."""
         counted = ended.counted()
         if self.setup.repeat_failures:
-            whole = counted.plans.time_limit_n >= self.spec.max_episode_steps
-            self._remember(counted.rows(torch.from_numpy((counted.plans.stage_n == 0) & whole)))
+            self._remember(counted.rows(torch.from_numpy(counted.plans.own_n(self.spec.max_episode_steps))))
         self.on_episodes_end(counted)
         ids = ended.env_id_M.numpy()
         if self.setup.group_size == 1:

@@ -68,7 +68,7 @@ class IsaacGymTask:
         if len(step.final_ids):
             final = {"final_ids": step.final_ids, "final_obs": step.final_obs["state"]}
             means = {"episode": episode_means(step.episodes)}
-            self.extras |= {**final, "final_states": _critic_state(step.final_obs), **means}
+            self.extras |= {**final, "final_states": critic_state(step.final_obs), **means}
         return self._observe(step.obs), self.rew_buf, self.reset_buf, self.extras
 
     def reset_done(self) -> tuple[dict[str, Tensor], Tensor]:
@@ -92,11 +92,11 @@ class IsaacGymTask:
         self.stepper.close()
 
     def _observe(self, obs: Obs) -> dict[str, Tensor]:
-        self.obs_buf, self.states_buf = obs["state"], _critic_state(obs)
+        self.obs_buf, self.states_buf = obs["state"], critic_state(obs)
         self.progress_buf = self.stepper.elapsed_N.to(self.device)
         return {"obs": self.obs_buf, "states": self.states_buf}
 
 
-def _critic_state(obs: Obs) -> Tensor:
+def critic_state(obs: Obs) -> Tensor:
     """Return state and privileged observation in one vector, float32 [..., S + P]."""
     return torch.cat([obs["state"], obs["privileged"]], -1) if "privileged" in obs else obs["state"]

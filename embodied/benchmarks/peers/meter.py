@@ -132,8 +132,7 @@ class Meter:
 
     def record(self, episodes: EpisodeStats) -> None:
         """Count the episodes that ran from the ordinary start with the whole time limit."""
-        whole = (episodes.plans.stage_n == 0) & (episodes.plans.time_limit_n >= self.spec.max_episode_steps)
-        whole &= ~episodes.plans.filler_n
+        whole = episodes.plans.own_n(self.spec.max_episode_steps) & ~episodes.plans.filler_n
         if whole.any():
             rows = episodes.rows(torch.from_numpy(whole))
             self._latest.extend((rows.success_at_end_M if self.spec.has_success else rows.return_M).tolist())

@@ -30,6 +30,7 @@ from embodied.benchmarks.peers.compare import CompareOptions, peer_stepper, spec
 from embodied.benchmarks.peers.meter import Finished, Meter, rsl_rl_settings
 from embodied.core.options import from_mapping
 from embodied.core.types import Obs
+from embodied.envs.views.isaac_gym import critic_state
 from embodied.runtime import threads
 
 
@@ -110,8 +111,7 @@ class Collected:
 
 def of_both(obs: Obs) -> Obs:
     """Return the observations of UniLab's actor and critic, which sees what ours sees."""
-    parts = [obs[name] for name in ("state", "privileged") if name in obs]
-    return {"obs": obs["state"], "critic": torch.cat(parts, -1)}
+    return {"obs": obs["state"], "critic": critic_state(obs)}
 
 
 def cpu_s() -> float:

@@ -7,7 +7,6 @@ import ray
 import torch
 
 from embodied.core.spec import EnvSpec
-from embodied.runtime import threads
 from embodied.runtime.ray.cluster import Cluster
 from embodied.runtime.ray.config import Placement, RayConfig
 from embodied.runtime.ray.hosts import ServerHost, WorkerHost
@@ -30,8 +29,7 @@ class Creator:
         cluster.check_code()
         self.policy = recipe.initial_policy(spec)
         cluster.check_room(nbytes(self.policy.state_dict()))
-        small = threads.is_small(self.policy, spec)
-        self.budget = threads.plan(recipe.config, recipe.device, small=small)
+        self.budget = recipe.budget_of(self.policy, spec)
         self._rng_state = torch.get_rng_state()
         share_tensors()
         self._recipe, self._policy = ray.put(recipe), ray.put(self.policy)

@@ -194,12 +194,13 @@ def prepare(spec: mujoco.MjSpec, terms: Terms) -> None:
             actuator.nsample = round(longest(terms)["action_delay"] / spec.option.timestep) + 2
             actuator.delay = spec.option.timestep
     if "joint_friction" in fields:
-        names = [model.joint(joint).name for model in [spec.compile()] for joint in members(model, "joint")["arm"]]
-        for name in names:
-            spec.joint(name).springyield = PRESLIDING
         model = spec.compile()
-        for name in names:  # MuJoCo read the number in degrees if the joint's MJCF is in degrees
-            spec.joint(name).springyield *= PRESLIDING / model.joint(name).springyield.item()
+        joints = [spec.joint(model.joint(joint).name) for joint in members(model, "joint")["arm"]]
+        for joint in joints:
+            joint.springyield = PRESLIDING
+        model = spec.compile()
+        for joint in joints:  # MuJoCo read the number in degrees if the joint's MJCF is in degrees
+            joint.springyield *= PRESLIDING / model.joint(joint.name).springyield.item()
 
 
 def longest(terms: Terms) -> dict[str, float]:

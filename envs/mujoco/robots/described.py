@@ -305,11 +305,8 @@ def add_servo(spec: mujoco.MjSpec, joint: Any, servo: Servo, inertia: float) -> 
         spec.delete(actuator)
     limited = joint.limited != mujoco.mjtLimited.mjLIMITED_FALSE and joint.range[0] < joint.range[1]
     actuator = spec.add_actuator(
-        name=joint.name,
-        trntype=mujoco.mjtTrn.mjTRN_JOINT,
-        target=joint.name,
-        forcerange=[-servo.force, servo.force],
-        ctrlrange=(0, 0),
+        name=joint.name, trntype=mujoco.mjtTrn.mjTRN_JOINT, target=joint.name, forcerange=[-servo.force, servo.force],
+        ctrlrange=(0, 0),  # not that of the MJCF's main default
     )  # fmt: skip
     kp = STIFFNESS * inertia if servo.kp is None else servo.kp
     kv = DAMPING * kp / STIFFNESS if servo.kd is None else servo.kd
