@@ -72,6 +72,15 @@ def needs_own_data(model: mujoco.MjModel) -> bool:
     return bool(of_forces or model.opt.enableflags & flags or model.nplugin)
 
 
+def last_stage(model: mujoco.MjModel) -> int:
+    """Return the engine's stage to run after a control step: of positions, or of velocities for sensors that need it.
+
+    The stage of velocities is 2% of a step. Tasks read velocities of joints and free bodies, which are states.
+    """
+    positions, velocities = int(mujoco.mjtStage.mjSTAGE_POS), int(mujoco.mjtStage.mjSTAGE_VEL)
+    return velocities if (model.sensor_needstage > positions).any() else positions
+
+
 def take_gravity(model: mujoco.MjModel) -> np.ndarray | None:
     """Set the gravity of a model to 0 and return what it was, [3]; None if the engine must simulate it.
 

@@ -3,7 +3,7 @@
     advance: arm.apply ─► Batch.step ─► rewards, failures, success          chunks and ends: envs/base/episodic.py
     start: randomise the model ─► place arm and objects ─► compute the sensors
 
-After a step the position and velocity stages run once more, so that observations are current.
+After a step the position stage runs once more, so that observations are current.
 """
 
 import logging
@@ -28,7 +28,7 @@ from embodied.core.types import Obs
 from embodied.envs.base.episodic import Advance, EpisodicEnv
 from embodied.envs.episodes.seeding import EpisodeRng
 from embodied.envs.mujoco.config import SimConfig
-from embodied.envs.mujoco.engine import Weights, needs_own_data, stop_timers, take_gravity
+from embodied.envs.mujoco.engine import Weights, last_stage, needs_own_data, stop_timers, take_gravity
 from embodied.envs.mujoco.randomization.non_model import NonModelRandomization, prepare
 from embodied.envs.mujoco.randomization.randomizer import Fields, Randomizer
 from embodied.envs.mujoco.view import View
@@ -44,7 +44,6 @@ _WARNINGS = slice(int(mujoco.mjtWarning.mjWARN_BADQPOS), int(mujoco.mjtWarning.m
 MAX_SPEED = 1_000.0  # of any degree of freedom, m/s or rad/s
 MAX_DUMPS = 100  # of one pool: limits what an env that diverges repeatedly writes to the disk
 log = logging.getLogger(__name__)
-_CURRENT = int(mujoco.mjtStage.mjSTAGE_VEL)  # after this stage observations are current
 
 
 class MujocoPool(EpisodicEnv):
@@ -80,6 +79,7 @@ class MujocoPool(EpisodicEnv):
         stop_timers()
         gravity_3 = take_gravity(self.model)
         self.batch = Batch(self.model, num_envs, num_threads, needs_own_data(self.model))
+        self.stage = last_stage(self.model)
         self.weights = Weights(self.batch, gravity_3)
         self._builder = Builder(can_fork=self.batch.nthread == 1)
         self.arm = task.robot.attach(self.batch)
@@ -115,10 +115,10 @@ class MujocoPool(EpisodicEnv):
         with self.non_model.resizing(ids):
             self.task.reset(rows, rng)
         self.weights.apply(ids)
-        self.batch.forward(ids, stage=_CURRENT)
+        self.batch.forward(ids, stage=self.stage)
         if held.any():
             self.task.put_in_hand(rows[torch.from_numpy(held)])
-            self.batch.forward(ids[held], stage=_CURRENT)
+            self.batch.forward(ids[held], stage=self.stage)
         check_shapes(self.task, self.num_envs)
         self.view.changed()
         self.non_model.start(ids)
@@ -131,12 +131,12 @@ class MujocoPool(EpisodicEnv):
             changed = self.randomizer.step(self._rng, self.steps_made_N(), ids)
             if len(changed):
                 self.weights.apply(changed)
-                self.batch.forward(changed, stage=_CURRENT)
+                self.batch.forward(changed, stage=self.stage)
         self.guard.remember()
         self.arm.apply(action_NA.double().numpy(), ids, measured=self.non_model.measured())
         raised = None
         try:
-            self.batch.step(ids, nstep=self.substeps, stage=_CURRENT)
+            self.batch.step(ids, nstep=self.substeps, stage=self.stage)
         except SimulationError as error:
             raised = error.ids
         broken_n = self.guard.check(raised)
@@ -176,7 +176,7 @@ class MujocoPool(EpisodicEnv):
         with self.non_model.resizing(np.arange(self.num_envs)):
             self.task.load_state_dict(state)
         self.randomizer.load_state_dict(state)  # after sizes and shapes, which set inertia too
-        self.batch.forward(stage=_CURRENT)
+        self.batch.forward(stage=self.stage)
         self.batch.state[:] = state["physics"].numpy()
         self.weights.apply(np.arange(self.num_envs))  # the state may be of a version whose engine simulated gravity
         self.view.changed()
@@ -196,7 +196,7 @@ class MujocoPool(EpisodicEnv):
         """Return a function like that of ``film``: a hundred times as fast, without shadows (``quick_viewer``)."""
         render = quick_viewer(self.task, self.batch, replace(camera, width=width, height=height))
         physics = self.batch.state.copy()
-        self.batch.forward(stage=_CURRENT)  # fills what the viewer has bound
+        self.batch.forward(stage=self.stage)  # fills what the viewer has bound
         self.batch.state[:] = physics
         return render
 
@@ -255,10 +255,11 @@ class NanGuard(StateDumps):
 
         raised: ids of the envs in which the engine raised an error.
         """
-        counts, speed = self.batch.warning[:, _WARNINGS, 1], np.abs(self.qvel)
-        if raised is None and speed.max() <= MAX_SPEED and not counts.any():
+        counts = self.batch.warning[:, _WARNINGS, 1]
+        slow = -MAX_SPEED <= self.qvel.min() and self.qvel.max() <= MAX_SPEED  # a comparison with NaN is false
+        if raised is None and slow and not counts.any():
             return None
-        broken = counts.any(axis=1) | ~(speed <= MAX_SPEED).all(axis=1)  # a comparison with NaN is false
+        broken = counts.any(axis=1) | ~(np.abs(self.qvel) <= MAX_SPEED).all(axis=1)
         if raised is not None:
             broken[raised] = True
         ids = np.flatnonzero(broken)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from functools import wraps
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import mujoco
 import torch
@@ -16,15 +16,15 @@ Found = TypeVar("Found")
 BETWEEN_M = 0.02  # a cube whose centre is this near the tool centre point along every axis is between the fingers
 
 
-def per_state(compute: "Callable[[View, str], Tensor]") -> "Callable[[View, str], Tensor]":
-    """Keep what a method returns for an object until ``View.changed``."""
+def per_state(compute: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Keep what a method of a view or of a task returns, by the names that it is given, until ``View.changed``."""
 
     @wraps(compute)
-    def cached(self: "View", name: str) -> Tensor:
-        key = (compute.__name__, name)
-        if key not in self.derived:
-            self.derived[key] = compute(self, name)
-        return self.derived[key]
+    def cached(self: Any, *names: str) -> Tensor:
+        derived, key = (self if isinstance(self, View) else self.view).derived, (compute.__qualname__, *names)
+        if key not in derived:
+            derived[key] = compute(self, *names)
+        return derived[key]
 
     return cached
 
@@ -33,10 +33,10 @@ class View:
     """Named torch tensors over the live arrays of a batch: no copies, current after every control step.
 
     Tensors have a row per env, N, in metres, seconds and radians, with the batch's type and device. ``batch`` is for
-    model fields that a task sets per simulation: it is ``models``, if they are kept apart. Accelerations and forces
-    belong to the last step, and at the start of an episode to another env: read them by sensors, which are 0 there.
-    ``xfrc_applied`` may hold objects' weights (engine.py): add to it, do not replace it. UserError for a name that the
-    scene does not have; it lists those that it has.
+    model fields that a task sets per simulation: it is ``models``, if they are kept apart. Accelerations, forces and
+    ``cvel`` belong to the last step, and at the start of an episode to another env: read them by sensors, which are 0
+    there if they are of forces. ``xfrc_applied`` may hold objects' weights (engine.py): add to it, do not replace it.
+    UserError for a name that the scene does not have; it lists those that it has.
     """
 
     def __init__(self, batch: Simulations, arm: ArmState, models: Simulations | None = None) -> None:
@@ -51,7 +51,7 @@ class View:
             self.tcp_pos, self.tcp_mat = arm.tcp_pos, arm.tcp_mat
         self.tools = {f"{view.prefix.replace('/', '_')}tcp_pos": view.tcp_pos for view in self.views or (self,)}
         self.sizes: Mapping[str, Tensor] = {}  # factor of the size of objects, [N], of those that vary
-        self.derived: dict[tuple[str, str], Tensor] = {}  # results of ``per_state`` by (method, object)
+        self.derived: dict[tuple[str, ...], Tensor] = {}  # results of ``per_state`` by method and names
         self._constants: dict[tuple[float, ...], Tensor] = {}
         self._qpos, self._qvel = dict[str, Tensor](), dict[str, Tensor]()  # by object: looking up names is slow
         for joint in (self.model.jnt_type == mujoco.mjtJoint.mjJNT_FREE).nonzero()[0]:

@@ -12,7 +12,7 @@ from embodied.core.errors import UserError
 from embodied.core.spec import Difference, Term
 from embodied.envs.episodes.seeding import EpisodeRng
 from embodied.envs.mujoco.scene import RED, add_cube, add_goal
-from embodied.envs.mujoco.view import View
+from embodied.envs.mujoco.view import View, per_state
 from embodied.envs.tasks.base import Quantity, Task, column, distance, near, progress
 from embodied.envs.tasks.config import CubeConfig, GoalConfig, ObjectTaskConfig, PlacingConfig
 
@@ -114,11 +114,13 @@ class Placing(ObjectTask):
     half_height_m: float | Tensor
     """Half height of the object, a number or [N]."""
 
+    @per_state
     def _above(self) -> Tensor:
         """Return whether the object is within the tray's walls as seen from above, bool [N]."""
         inner = self.config.tray_half_m - self.half_width_m / 2
         return (self.object - self.tray)[:, :2].abs().amax(dim=-1) < inner
 
+    @per_state
     def _inside(self) -> Tensor:
         """Return whether the object is within the walls and its centre below their upper edge, bool [N]."""
         return self._above() & (self.object[:, 2] < self.config.wall_m)

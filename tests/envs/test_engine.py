@@ -81,6 +81,26 @@ def test_data_kept_for_every_simulation_change_no_bit(terms: dict[str, Any], mon
         assert_same(env.step(plan[:, t : t + 2]), keeping.step(plan[:, t : t + 2]))
 
 
+def test_a_sensor_of_velocities_is_current_and_alone_makes_the_engine_compute_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def scene(task: Lift) -> mujoco.MjSpec:
+        spec = without(task)
+        spec.add_sensor(
+            name="speed", type=mujoco.mjtSensor.mjSENS_FRAMELINVEL, objtype=mujoco.mjtObj.mjOBJ_SITE, objname="tcp"
+        )
+        return spec
+
+    without = Lift.scene
+    assert pool("lift", 2).stage == mujoco.mjtStage.mjSTAGE_POS
+    monkeypatch.setattr(Lift, "scene", scene)
+    env = pool("lift", 2)
+    for plan in actions([0, 1], 4, 4).unbind(1):
+        env.step(plan)
+        assert (env.view.sensor("speed").abs().amax(-1) > 1e-3).all()
+        torch.testing.assert_close(env.arm.tcp_vel, env.view.sensor("speed"), atol=1e-12, rtol=0)
+
+
 def test_a_sensor_of_forces_reads_0_at_the_start_of_an_episode(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its reading belongs to the last step, and must not be that of another env."""
 

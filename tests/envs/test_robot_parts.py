@@ -66,6 +66,18 @@ def test_order_of_actuators_and_place_of_other_joints_do_not_matter(tmp_path: Pa
             np.testing.assert_allclose(value, wanted[name], atol=1e-4, err_msg=name)
 
 
+def test_velocity_of_the_tool_equals_that_of_the_engine(tmp_path: Path) -> None:
+    slide = r'<joint name="joint3"/>', '<joint name="joint3" type="slide" range="-1 1"/>'
+    robot, random = variant(tmp_path, slide), np.random.default_rng(0)
+    spec, of_site = on_table(robot), mujoco.mjtObj.mjOBJ_SITE
+    spec.add_sensor(name="speed", type=mujoco.mjtSensor.mjSENS_FRAMELINVEL, objtype=of_site, objname="tcp")
+    batch = Batch(spec.compile(), 4, 1)
+    arm, speed_N3 = robot.attach(batch), batch.bind("sensordata")
+    batch.bind("qpos")[:], batch.bind("qvel")[:] = random.uniform(-1, 1, (2, 4, 9))
+    batch.forward(stage=CURRENT)
+    np.testing.assert_allclose(arm.tcp_vel, speed_N3, atol=1e-12)
+
+
 def test_reference_positions_are_in_the_kinematics(tmp_path: Path) -> None:
     robot = variant(tmp_path, (r'name="joint2" range="', 'name="joint2" ref="0.3" range="'))
     slide = r'<joint name="joint3"/>', '<joint name="joint3" type="slide" ref="0.1" range="-1 1"/>'

@@ -175,6 +175,7 @@ def test_pick_place_needs_rest_and_release() -> None:
     env.view.body_qvel("cube")[0, 0] = 0.2
     env.task.cube[1, 2] = env.task.config.wall_m + 0.01
     env.task.cube[2, 0] += 0.1
+    env.view.changed()
     assert env.task.success().tolist() == [False, False, False, True]
 
 

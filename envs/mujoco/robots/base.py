@@ -6,7 +6,6 @@ The MJCF of a robot has its base at the origin and the table's surface at z = 0.
 engine's autoreset disabled. Geoms of the robot have contype 1 and conaffinity 2. These names are fixed:
 
     site tcp                        tool centre point, between the fingers
-    sensor tcp_vel                  frame velocity of that site
     bodies left_finger, right_finger   that touch a held object; a robot may name others (``fingers``)
     camera wrist                    needed only if policies use that view
 """

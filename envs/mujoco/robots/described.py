@@ -223,8 +223,6 @@ class DescribedArm(GripperArm):
                 raise UserError(f"robot {self.name}: tool: site tcp is the tool as it is, without pos_m and quat")
         else:
             body.add_site(name="tcp", pos=pos, quat=quat, size=[0.005] * 3, group=4)
-        kind = mujoco.mjtSensor.mjSENS_FRAMELINVEL
-        spec.add_sensor(name="tcp_vel", type=kind, objtype=mujoco.mjtObj.mjOBJ_SITE, objname="tcp")
 
     def _place(self, spec: mujoco.MjSpec, place: Place) -> tuple[Any, Any, Any]:
         """Return the body that a place is in, with position and quaternion there."""

@@ -60,8 +60,9 @@ class GripperState:
         self.tcp_pos = live(batch.bind("site_xpos"))[:, self.tcp_site]
         self.tcp_mat = live(batch.bind("site_xmat"))[:, self.tcp_site]
         self._meet_13 = None if robot.jaws is None else robot.jaws.hold(self.tcp_pos.new_zeros(1))[1]
-        velocity = model.sensor(f"{robot.prefix}tcp_vel").adr[0]
-        self.tcp_vel = live(batch.bind("sensordata"))[:, velocity : velocity + 3]
+        self._xaxis, self._xanchor = live(batch.bind("xaxis")), live(batch.bind("xanchor"))
+        slides = model.jnt_type[self.parts.arm.joints] == mujoco.mjtJoint.mjJNT_SLIDE
+        self.slide_J1 = torch.tensor(slides, device=self._qpos.device).unsqueeze(-1)
 
     @property
     def joint_pos(self) -> Tensor:
@@ -70,6 +71,16 @@ class GripperState:
     @property
     def joint_vel(self) -> Tensor:
         return self._qvel[:, self.parts.arm.qvel]
+
+    @property
+    def tcp_vel(self) -> Tensor:
+        return (self.tool_axes()[1] * self.joint_vel.unsqueeze(-1)).sum(1)
+
+    def tool_axes(self) -> tuple[Tensor, Tensor]:
+        """Return the axis of each joint, and the tool's velocity when the joint moves at unit speed, both [N, J, 3]."""
+        ids = self.parts.arm.ids
+        axis, lever = self._xaxis[:, ids].double(), (self.tcp_pos[:, None] - self._xanchor[:, ids]).double()
+        return axis, torch.where(self.slide_J1, axis, torch.linalg.cross(axis, lever))
 
     @property
     def finger_qpos(self) -> Tensor:
@@ -235,9 +246,7 @@ class DeviceArm(GripperState):
 
     def __init__(self, batch: Simulations, robot: GripperDescription) -> None:
         super().__init__(batch, robot)
-        self.ctrl, joints = self._ctrl, self.parts.arm.joints
-        self.xaxis, self.xanchor = (live(batch.bind(name)) for name in ("xaxis", "xanchor"))
-        self.slide_J1 = self._tensor(batch.model.jnt_type[joints] == mujoco.mjtJoint.mjJNT_SLIDE).bool().unsqueeze(-1)
+        self.ctrl = self._ctrl
         self.law = ArmLaw(robot.kinematics, torch, self._tensor, damped_least_squares)
         self.chain = Chain(robot.kinematics, torch, self._tensor)
         self.move_scale_M = self._tensor(self.move_scale)
@@ -269,9 +278,7 @@ class DeviceArm(GripperState):
         return torch.as_tensor(np.asarray(numbers), dtype=torch.float64, device=self._qpos.device)
 
     def _tool(self) -> ToolPose:
-        ids = self.parts.arm.ids
-        axis, lever = self.xaxis[:, ids].double(), (self.tcp_pos[:, None] - self.xanchor[:, ids]).double()
-        linear = torch.where(self.slide_J1, axis, torch.linalg.cross(axis, lever))
+        axis, linear = self.tool_axes()
         jacobian_NJ6 = torch.cat([linear, torch.where(self.slide_J1, 0.0, axis)], -1)
         return ToolPose(self.tcp_pos.double().T, self.tcp_mat.double().T, jacobian_NJ6.permute(2, 1, 0))
 
@@ -299,7 +306,7 @@ def damped_least_squares(jacobian_6JN: Tensor, twist_6N: Tensor, prior_JN: Tenso
     gram_66N = (jacobian_6JN[:, None] * jacobian_6JN).sum(2) + damping**2 * eye_66[..., None]
     residual_6N = twist_6N - (jacobian_6JN * prior_JN).sum(1)
     system_67N = torch.cat([gram_66N, residual_6N[:, None]], 1)
-    for k in range(rows):  # Gauss-Jordan, as in ``embodied.core.arm.solve_spd``
+    for k in range(rows):  # Gauss-Jordan
         pivot_7N = system_67N[k] / system_67N[k, k]
         system_67N = system_67N - (system_67N[:, k] - eye_66[:, k, None])[:, None] * pivot_7N
     displacement_JN: Tensor = prior_JN + (jacobian_6JN * system_67N[:, None, rows]).sum(0)
