@@ -7,7 +7,7 @@ targets by one law (``ArmLaw``): in numpy for ``AttachedArm``, in torch for ``De
 """
 
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import mujoco
 import numpy as np
@@ -60,9 +60,7 @@ class GripperState:
         self.tcp_pos = live(batch.bind("site_xpos"))[:, self.tcp_site]
         self.tcp_mat = live(batch.bind("site_xmat"))[:, self.tcp_site]
         self._meet_13 = None if robot.jaws is None else robot.jaws.hold(self.tcp_pos.new_zeros(1))[1]
-        self._xaxis, self._xanchor = live(batch.bind("xaxis")), live(batch.bind("xanchor"))
-        slides = model.jnt_type[self.parts.arm.joints] == mujoco.mjtJoint.mjJNT_SLIDE
-        self.slide_J1 = torch.tensor(slides, device=self._qpos.device).unsqueeze(-1)
+        self.xaxis, self.xanchor = batch.bind("xaxis"), batch.bind("xanchor")
 
     @property
     def joint_pos(self) -> Tensor:
@@ -74,13 +72,14 @@ class GripperState:
 
     @property
     def tcp_vel(self) -> Tensor:
-        return (self.tool_axes()[1] * self.joint_vel.unsqueeze(-1)).sum(1)
+        return (live(self.jacobian())[:3] * self.joint_vel.T).sum(1).T
 
-    def tool_axes(self) -> tuple[Tensor, Tensor]:
-        """Return the axis of each joint, and the tool's velocity when the joint moves at unit speed, both [N, J, 3]."""
-        ids = self.parts.arm.ids
-        axis, lever = self._xaxis[:, ids].double(), (self.tcp_pos[:, None] - self._xanchor[:, ids]).double()
-        return axis, torch.where(self.slide_J1, axis, torch.linalg.cross(axis, lever))
+    def jacobian(self) -> Any:
+        """Return the Jacobian of the tool centre point, translation above rotation, float64 [6, J, N].
+
+        Column i is (axis_i x (point - anchor_i), axis_i) for a hinge and (axis_i, 0) for a slide.
+        """
+        raise NotImplementedError
 
     @property
     def finger_qpos(self) -> Tensor:
@@ -191,7 +190,6 @@ class AttachedArm(GripperState):
         self.law = ArmLaw(robot.kinematics)
         self.qpos, self.ctrl = batch.bind("qpos"), batch.bind("ctrl")
         self.site_xpos, self.site_xmat = batch.bind("site_xpos"), batch.bind("site_xmat")
-        self.xaxis, self.xanchor = batch.bind("xaxis"), batch.bind("xanchor")
         self.slides = np.flatnonzero(batch.model.jnt_type[self.parts.arm.joints] == mujoco.mjtJoint.mjJNT_SLIDE)
 
     def measurement(self, qpos_NJ: Tensor, qvel_NJ: Tensor, finger_N1: Tensor) -> Measurement:
@@ -223,18 +221,16 @@ class AttachedArm(GripperState):
     def _tool(self, measured: Measurement | None) -> ToolPose:
         if measured is None:
             position_N3, frame_N9 = self.site_xpos[:, self.tcp_site], self.site_xmat[:, self.tcp_site]
-            return ToolPose(position_N3.T, frame_N9.T, self._jacobian())
+            return ToolPose(position_N3.T, frame_N9.T, self.jacobian())
         return ToolPose(*(value.numpy() for value in tool_pose(measured)))
 
-    def _jacobian(self) -> np.ndarray:
-        """Return the Jacobian of the tool centre point, [6, J, N]; ``Batch.jac`` would run the kinematics again.
-
-        Column i is (axis_i x (point - anchor_i), axis_i) for a hinge and (axis_i, 0) for a slide.
-        """
-        axis = self.xaxis[:, self.parts.arm.ids].T.copy()
-        lever = (self.site_xpos[:, None, self.tcp_site] - self.xanchor[:, self.parts.arm.ids]).T.copy()
-        jacobian = np.concatenate([cross(axis, lever), axis])
-        jacobian[:3, self.slides], jacobian[3:, self.slides] = axis[:, self.slides], 0.0
+    def jacobian(self) -> np.ndarray:
+        """See ``GripperState.jacobian``. ``Batch.jac`` would run the kinematics again."""
+        ids = self.parts.arm.ids
+        axis, point = self.xaxis[:, ids].T.copy(), self.site_xpos[:, self.tcp_site].T[:, None]
+        jacobian = np.concatenate([cross(axis, np.subtract(point, self.xanchor[:, ids].T, order="C")), axis])
+        if len(self.slides):
+            jacobian[:3, self.slides], jacobian[3:, self.slides] = axis[:, self.slides], 0.0
         return jacobian
 
 
@@ -246,7 +242,8 @@ class DeviceArm(GripperState):
 
     def __init__(self, batch: Simulations, robot: GripperDescription) -> None:
         super().__init__(batch, robot)
-        self.ctrl = self._ctrl
+        self.ctrl, joints = self._ctrl, self.parts.arm.joints
+        self.slide_J1 = self._tensor(batch.model.jnt_type[joints] == mujoco.mjtJoint.mjJNT_SLIDE).bool().unsqueeze(-1)
         self.law = ArmLaw(robot.kinematics, torch, self._tensor, damped_least_squares)
         self.chain = Chain(robot.kinematics, torch, self._tensor)
         self.move_scale_M = self._tensor(self.move_scale)
@@ -278,9 +275,13 @@ class DeviceArm(GripperState):
         return torch.as_tensor(np.asarray(numbers), dtype=torch.float64, device=self._qpos.device)
 
     def _tool(self) -> ToolPose:
-        axis, linear = self.tool_axes()
-        jacobian_NJ6 = torch.cat([linear, torch.where(self.slide_J1, 0.0, axis)], -1)
-        return ToolPose(self.tcp_pos.double().T, self.tcp_mat.double().T, jacobian_NJ6.permute(2, 1, 0))
+        return ToolPose(self.tcp_pos.double().T, self.tcp_mat.double().T, self.jacobian())
+
+    def jacobian(self) -> Tensor:
+        ids = self.parts.arm.ids
+        axis, lever = self.xaxis[:, ids].double(), (self.tcp_pos[:, None] - self.xanchor[:, ids]).double()
+        linear = torch.where(self.slide_J1, axis, torch.linalg.cross(axis, lever))
+        return torch.cat([linear, torch.where(self.slide_J1, 0.0, axis)], -1).permute(2, 1, 0)
 
 
 def tool_pose(measured: Measurement) -> ToolPose:
