@@ -51,7 +51,7 @@ def damped_least_squares(
     twist_6n, prior_vn = np.ascontiguousarray(twist_6n), np.ascontiguousarray(prior_vn)
     rows = len(twist_6n)  # or 3, of the position alone
     gram = np.zeros((rows, rows, jacobian_6vn.shape[2]))  # its upper triangle
-    for i, row in enumerate(jacobian_6vn):  # not einsum, whose order of summation depends on n
+    for i, row in enumerate(jacobian_6vn):
         gram[i, i:] = (row * jacobian_6vn[i:]).sum(1)
         gram[i, i] += damping**2
     residual = twist_6n - (jacobian_6vn * prior_vn).sum(1)

@@ -199,6 +199,7 @@ def make_initial_policy(config: RunConfig, spec: EnvSpec) -> Policy:
     source = read_run(run_dir)
     if source.task.title != config.task.title:
         raise UserError(f"{where} is a run of task {source.task.title}, this one is of {config.task.title}")
+    check_interface(run_dir, spec)
     found = checkpoint.load_last(run_dir, only="policy")
     fresh = () if ALGORITHMS[source.algo.name].build.explores else tuple(policy.not_imitated or ())
     weights, own = checkpoint.read_weights(found.state, where), policy.state_dict()

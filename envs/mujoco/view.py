@@ -34,9 +34,10 @@ class View:
 
     Tensors have a row per env, N, in metres, seconds and radians, with the batch's type and device. ``batch`` is for
     model fields that a task sets per simulation: it is ``models``, if they are kept apart. Accelerations, forces and
-    ``cvel`` belong to the last step, and at the start of an episode to another env: read them by sensors, which are 0
-    there if they are of forces. ``xfrc_applied`` may hold objects' weights (engine.py): add to it, do not replace it.
-    UserError for a name that the scene does not have; it lists those that it has.
+    what the engine derives from velocities (``cvel``) belong to the last step, and at the start of an episode to
+    another env: read them by sensors, which are 0 there if they are of forces. ``xfrc_applied`` may hold objects'
+    weights (engine.py): add to it, do not replace it. UserError for a name that the scene does not have; it lists those
+    that it has.
     """
 
     def __init__(self, batch: Simulations, arm: ArmState, models: Simulations | None = None) -> None:

@@ -54,7 +54,7 @@ def test_forward_kinematics_and_jacobian_are_those_of_the_engine() -> None:
         position, rotation, jacobian = chain.tool(pool.arm.qpos[n, :7])
         np.testing.assert_allclose(position, pool.view.tcp_pos[n], atol=1e-12)
         np.testing.assert_allclose(rotation.ravel(), pool.view.tcp_mat[n], atol=1e-12)
-        np.testing.assert_allclose(jacobian, pool.arm._jacobian()[..., n], atol=1e-12)
+        np.testing.assert_allclose(jacobian, pool.arm.jacobian()[..., n], atol=1e-12)
 
 
 @pytest.mark.parametrize("task", ["reach", "detour", "push", "lift", "pick_place", "stack", "tabletop"])

@@ -60,7 +60,6 @@ class GripperState:
         self.tcp_pos = live(batch.bind("site_xpos"))[:, self.tcp_site]
         self.tcp_mat = live(batch.bind("site_xmat"))[:, self.tcp_site]
         self._meet_13 = None if robot.jaws is None else robot.jaws.hold(self.tcp_pos.new_zeros(1))[1]
-        self.xaxis, self.xanchor = batch.bind("xaxis"), batch.bind("xanchor")
 
     @property
     def joint_pos(self) -> Tensor:
@@ -72,7 +71,10 @@ class GripperState:
 
     @property
     def tcp_vel(self) -> Tensor:
-        return (live(self.jacobian())[:3] * self.joint_vel.T).sum(1).T
+        jacobian, velocity_3N = live(self.jacobian()), torch.zeros_like(self.tcp_pos.T, dtype=torch.float64)
+        for column_6N, speed_N in zip(jacobian.unbind(1), self.joint_vel.unbind(1), strict=True):
+            velocity_3N = velocity_3N + column_6N[:3] * speed_N  # the order of ``sum`` depends on N
+        return velocity_3N.T.to(self._qpos)
 
     def jacobian(self) -> Any:
         """Return the Jacobian of the tool centre point, translation above rotation, float64 [6, J, N].
@@ -97,14 +99,6 @@ class GripperState:
     def finger_targets(self) -> Tensor:
         return self._ctrl[:, self.parts.gripper.ctrl]
 
-    def true_state(self) -> dict[str, Tensor]:
-        """Return the quantities of ``Robot.terms`` by name, [N, size]."""
-        state = {
-            "joint_pos": self.joint_pos, "joint_vel": self.joint_vel, "fingers": self.finger_qpos,
-            "finger_target": self.finger_targets[:, :1], "tcp_pos": self.tcp_pos, "tcp_vel": self.tcp_vel,
-        }  # fmt: skip
-        return state | {"joint_target": self.joint_targets()} if self.from_target else state
-
     def joint_targets(self) -> Tensor:
         """Return the last joint targets as they were sent to the robot, which reads its own encoders, [N, J]."""
         sent_NJ = self._ctrl[:, self.parts.arm.ctrl] if self.wanted_NJ is None else self.wanted_NJ
@@ -119,14 +113,20 @@ class GripperState:
         raise NotImplementedError
 
     def observe(self, measured: Measurement | None = None) -> dict[str, Tensor]:
+        state = {
+            "joint_pos": self.joint_pos, "joint_vel": self.joint_vel, "fingers": self.finger_qpos,
+            "finger_target": self.finger_targets[:, :1], "tcp_pos": self.tcp_pos,
+        }  # fmt: skip
+        if self.from_target:
+            state["joint_target"] = self.joint_targets()
         if measured is None:
-            return self.true_state()
+            return state | {"tcp_vel": self.tcp_vel}
         seen = {
             "joint_pos": measured.joint_pos_JN, "joint_vel": measured.joint_vel_JN,
             "fingers": measured.finger_1N.expand(self.finger_qpos.shape[1], -1), "tcp_pos": measured.tool_3N,
             "tcp_vel": (measured.jacobian_6JN[:3] * measured.joint_vel_JN).sum(1),
         }  # fmt: skip
-        return self.true_state() | {name: value.T for name, value in seen.items()}
+        return state | {name: value.T for name, value in seen.items()}
 
     def reset(self, ids: np.ndarray | Tensor, qpos_nJ: np.ndarray | Tensor) -> None:
         arm, gripper, open_qpos = self.parts.arm, self.parts.gripper, self._qpos.new_tensor(self.robot.open_qpos)
@@ -190,6 +190,7 @@ class AttachedArm(GripperState):
         self.law = ArmLaw(robot.kinematics)
         self.qpos, self.ctrl = batch.bind("qpos"), batch.bind("ctrl")
         self.site_xpos, self.site_xmat = batch.bind("site_xpos"), batch.bind("site_xmat")
+        self.xaxis, self.xanchor = batch.bind("xaxis"), batch.bind("xanchor")
         self.slides = np.flatnonzero(batch.model.jnt_type[self.parts.arm.joints] == mujoco.mjtJoint.mjJNT_SLIDE)
 
     def measurement(self, qpos_NJ: Tensor, qvel_NJ: Tensor, finger_N1: Tensor) -> Measurement:
@@ -243,6 +244,7 @@ class DeviceArm(GripperState):
     def __init__(self, batch: Simulations, robot: GripperDescription) -> None:
         super().__init__(batch, robot)
         self.ctrl, joints = self._ctrl, self.parts.arm.joints
+        self.xaxis, self.xanchor = live(batch.bind("xaxis")), live(batch.bind("xanchor"))
         self.slide_J1 = self._tensor(batch.model.jnt_type[joints] == mujoco.mjtJoint.mjJNT_SLIDE).bool().unsqueeze(-1)
         self.law = ArmLaw(robot.kinematics, torch, self._tensor, damped_least_squares)
         self.chain = Chain(robot.kinematics, torch, self._tensor)

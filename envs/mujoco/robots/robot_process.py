@@ -16,7 +16,6 @@ from contextlib import closing, suppress
 from multiprocessing.connection import Connection
 from typing import Any
 
-import mujoco
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -30,7 +29,6 @@ from embodied.envs.episodes.sampler import first_episodes
 from embodied.envs.mujoco.robot_file import Perturbation, robot_perturbation
 from embodied.envs.mujoco.robots.gripper_arm import backlash
 
-CURRENT = int(mujoco.mjtStage.mjSTAGE_VEL)
 FILM_SIZE = (320, 240)
 FILM_DT_S = 0.1
 
@@ -92,7 +90,7 @@ class SimulatedArm:
         arm, gripper = parts.arm.ctrl, parts.gripper.ctrl
         ctrl[arm] = backlash(ctrl[arm], self.wanted[arm], self.perturbation.backlash_rad)
         ctrl[gripper] = self.wanted[gripper]
-        self.pool.batch.step(None, nstep=1, stage=CURRENT)
+        self.pool.batch.step(None, nstep=1, stage=self.pool.stage)
         self.pool.view.changed()
         self.time_s += self.timestep_s
         self.steps += 1
@@ -130,7 +128,7 @@ class SimulatedArm:
         frames = np.zeros((len(self.film), FILM_SIZE[1], FILM_SIZE[0], 3), np.uint8)
         for i, state in enumerate([*self.film, batch.state.copy()]):  # the last one is the present state
             batch.state[:] = state
-            batch.forward(None, stage=CURRENT)
+            batch.forward(None, stage=self.pool.stage)
             self.pool.view.changed()
             if i < len(frames):
                 frames[i] = render()[0]
