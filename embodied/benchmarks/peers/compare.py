@@ -129,8 +129,9 @@ def throughput(report: Report, options: CompareOptions, spec: EnvSpec, names: Se
         report.ratio(f"{mine}_over_{peer}", median(one.wall / other.wall for one, other in pairs))
         cpu = median(one.cpu / other.cpu for one, other in pairs)
         report.add(f"{mine}_over_{peer}_cpu", cpu, "ratio of env steps/CPU s")
-        updates = median(one.wall * one.updates / (other.wall * other.updates) for one, other in pairs)
-        report.add(f"{mine}_over_{peer}_updates", updates, "ratio of gradient updates/s")
+        if all(other.updates for _, other in pairs):  # in a short round UniLab's learner may miss every rollout
+            updates = median(one.wall * one.updates / (other.wall * other.updates) for one, other in pairs)
+            report.add(f"{mine}_over_{peer}_updates", updates, "ratio of gradient updates/s")
     if {"local", "sync"} <= results.keys():
         speeds = ([one.wall for one in results[name]] for name in ("local", "sync"))
         report.ratio("local_over_sync", paired(*speeds))
