@@ -81,19 +81,23 @@ def test_data_kept_for_every_simulation_change_no_bit(terms: dict[str, Any], mon
         assert_same(env.step(plan[:, t : t + 2]), keeping.step(plan[:, t : t + 2]))
 
 
-def test_a_sensor_of_velocities_is_current_and_alone_makes_the_engine_compute_them(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def add_to_lift(monkeypatch: pytest.MonkeyPatch, name: str, kind: mujoco.mjtSensor) -> None:
+    """Give the task ``lift`` a sensor at the tool."""
+
     def scene(task: Lift) -> mujoco.MjSpec:
         spec = without(task)
-        spec.add_sensor(
-            name="speed", type=mujoco.mjtSensor.mjSENS_FRAMELINVEL, objtype=mujoco.mjtObj.mjOBJ_SITE, objname="tcp"
-        )
+        spec.add_sensor(name=name, type=kind, objtype=mujoco.mjtObj.mjOBJ_SITE, objname="tcp")
         return spec
 
     without = Lift.scene
-    assert pool("lift", 2).stage == mujoco.mjtStage.mjSTAGE_POS
     monkeypatch.setattr(Lift, "scene", scene)
+
+
+def test_a_sensor_of_velocities_is_current_and_alone_makes_the_engine_compute_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert pool("lift", 2).stage == mujoco.mjtStage.mjSTAGE_POS
+    add_to_lift(monkeypatch, "speed", mujoco.mjtSensor.mjSENS_FRAMELINVEL)
     env = pool("lift", 2)
     for plan in actions([0, 1], 4, 4).unbind(1):
         env.step(plan)
@@ -101,18 +105,18 @@ def test_a_sensor_of_velocities_is_current_and_alone_makes_the_engine_compute_th
         torch.testing.assert_close(env.arm.tcp_vel, env.view.sensor("speed"), atol=1e-12, rtol=0)
 
 
+def test_the_velocity_of_the_tool_does_not_depend_on_the_number_of_envs() -> None:
+    some, more = pool("lift", 8), pool("lift", 40)
+    for plan in actions(list(range(40)), 6, 4).unbind(1):
+        some.step(plan[:8])
+        more.step(plan)
+        assert torch.equal(some.arm.tcp_vel, more.arm.tcp_vel[:8])
+
+
 def test_a_sensor_of_forces_reads_0_at_the_start_of_an_episode(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its reading belongs to the last step, and must not be that of another env."""
 
-    def scene(task: Lift) -> mujoco.MjSpec:
-        spec = without(task)
-        spec.add_sensor(
-            name="felt", type=mujoco.mjtSensor.mjSENS_ACCELEROMETER, objtype=mujoco.mjtObj.mjOBJ_SITE, objname="tcp"
-        )
-        return spec
-
-    without = Lift.scene
-    monkeypatch.setattr(Lift, "scene", scene)
+    add_to_lift(monkeypatch, "felt", mujoco.mjtSensor.mjSENS_ACCELEROMETER)
     env, felt = pool("lift", 2, 2), []
     for plan in actions([0, 1], 4, 4).unbind(1):
         env.step(plan)
