@@ -71,10 +71,7 @@ class GripperState:
 
     @property
     def tcp_vel(self) -> Tensor:
-        jacobian, velocity_3N = live(self.jacobian()), torch.zeros_like(self.tcp_pos.T, dtype=torch.float64)
-        for column_6N, speed_N in zip(jacobian.unbind(1), self.joint_vel.unbind(1), strict=True):
-            velocity_3N = velocity_3N + column_6N[:3] * speed_N  # the order of ``sum`` depends on N
-        return velocity_3N.T.to(self._qpos)
+        return tool_velocity(live(self.jacobian()), self.joint_vel.T).T.to(self._qpos)
 
     def jacobian(self) -> Any:
         """Return the Jacobian of the tool centre point, translation above rotation, float64 [6, J, N].
@@ -124,7 +121,7 @@ class GripperState:
         seen = {
             "joint_pos": measured.joint_pos_JN, "joint_vel": measured.joint_vel_JN,
             "fingers": measured.finger_1N.expand(self.finger_qpos.shape[1], -1), "tcp_pos": measured.tool_3N,
-            "tcp_vel": (measured.jacobian_6JN[:3] * measured.joint_vel_JN).sum(1),
+            "tcp_vel": tool_velocity(measured.jacobian_6JN, measured.joint_vel_JN),
         }  # fmt: skip
         return state | {name: value.T for name, value in seen.items()}
 
@@ -288,6 +285,14 @@ class DeviceArm(GripperState):
 
 def tool_pose(measured: Measurement) -> ToolPose:
     return ToolPose(measured.tool_3N, measured.rotation_33N.reshape(9, -1), measured.jacobian_6JN)
+
+
+def tool_velocity(jacobian_6JN: Tensor, joint_vel_JN: Tensor) -> Tensor:
+    """Return the velocity of the tool centre point, float64 [3, N], summed over joints in an order without N."""
+    velocity_3N = jacobian_6JN.new_zeros(3, jacobian_6JN.shape[2])
+    for column_6N, speed_N in zip(jacobian_6JN.unbind(1), joint_vel_JN, strict=True):
+        velocity_3N = velocity_3N + column_6N[:3] * speed_N
+    return velocity_3N
 
 
 def backlash(output: Numbers, value: Numbers, width: Numbers | float) -> Numbers:
