@@ -21,7 +21,7 @@ from typing import Annotated, Any, Literal
 
 from embodied.benchmarks.measure import Report, built, note, run_module
 from embodied.core.options import PositiveInt, Seed, config_dataclass, one_of
-from embodied.report.metrics import METRICS_FILE, read_metrics
+from embodied.report.metrics import EVALUATED_STEPS, METRICS_FILE, read_metrics
 from embodied.session.defaults import compose_new
 
 POINTS = 40  # of a curve that is kept
@@ -129,7 +129,8 @@ def ours(task: str, total_steps: int, seed: int) -> dict[str, Any]:
     named = {"env_steps": "env_steps", "wall_s": "wall_s", "return": "rollout/return_mean"}
     curve = {key: [row[of] for row in rows if row.get("rollout/return_mean") is not None] for key, of in named.items()}
     evaluations = [
-        {key: row[key] for key in row if key in ("env_steps", "wall_s") or key.startswith("eval/")}
+        {"env_steps": row[EVALUATED_STEPS], "wall_s": row["wall_s"]}
+        | {key: row[key] for key in row if key.startswith("eval/") and key != EVALUATED_STEPS}
         for row in rows
         if "eval/return_mean" in row
     ]

@@ -22,7 +22,7 @@ from embodied.core.spec import EnvSpec
 from embodied.data.columns import action_units, state_units
 from embodied.data.demonstrations import Episode
 from embodied.data.images import encode_png
-from embodied.data.lerobot import ACTION, FILE, IMAGES, RECORDED_WITH, STATE, TASK, UNITS, VERSION
+from embodied.data.lerobot import ACTION, FILE, IMAGES, RECORDED_WITH, STATE, TASK, TIME, UNITS, VERSION
 
 IMAGE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
 QUANTILES = {"q01": 0.01, "q10": 0.1, "q50": 0.5, "q90": 0.9, "q99": 0.99}
@@ -63,7 +63,7 @@ def _write(path: Path, episodes: Sequence[Episode], spec: EnvSpec) -> None:
         "next.reward": _joined([episode.reward_L for episode in episodes]),
         "next.success": _joined([episode.success_L for episode in episodes]),
         "next.done": frame_index == np.repeat(lengths, lengths) - 1,
-        "timestamp": (frame_index * spec.control_dt_s).astype(np.float32),
+        TIME: (frame_index * spec.control_dt_s).astype(np.float32),
         "frame_index": frame_index,
         "episode_index": np.repeat(np.arange(len(episodes)), lengths),
         "index": np.arange(ends[-1]),

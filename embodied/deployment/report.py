@@ -171,14 +171,15 @@ def load_episodes(source: Path, bundle: Bundle) -> Deployment:
 
 def _record(arrays: dict[str, Any], bundle: Bundle) -> EpisodeRecord:
     """Return an episode from its arrays. UserError if their shapes are not those of the bundle's policy."""
-    state, action, count, none = arrays["state"], arrays["action"], len(arrays["state"]), np.zeros(0)
+    time_s, state, action, none = arrays["time_s"], arrays["state"], arrays["action"], np.zeros(0)
+    count = len(time_s)
     images = {camera.name: arrays[f"images.{camera.name}"] for camera in bundle.cameras}
     sizes = [(camera.height, camera.width, 3) for camera in bundle.cameras]
     shapes = [value.shape for value in (state, action, *images.values())]
     if shapes != [(count, *size) for size in ((bundle.state_dim,), (bundle.action_dim,), *sizes)]:
         raise UserError(f"states, actions and images of shape {shapes} are of another policy than the bundle's")
     seen = [{name: value[i] for name, value in images.items()} for i in range(count)]
-    steps = [Step(i * bundle.control_dt_s, state[i], seen[i], action[i], none, none) for i in range(count)]
+    steps = [Step(time_s[i], state[i], seen[i], action[i], none, none) for i in range(count)]
     return EpisodeRecord(str(arrays["instruction"]), success=bool(arrays["success"]), steps=steps)
 
 

@@ -13,6 +13,7 @@ from typing import Any
 from embodied.core.spec import TRAIN
 
 METRICS_FILE = "metrics.jsonl"
+EVALUATED_STEPS = "eval/env_steps"  # of the weights that the other numbers under eval/ are of
 MAX_ROW_BYTES = 8192
 
 
@@ -63,8 +64,9 @@ class MetricsWriter:
         self._file.flush()
         self.newest |= finite
         for key, value in finite.items():
-            if "/" in key:
-                self._tensorboard.add_scalar(key, value, steps_of(row))
+            if "/" in key and key != EVALUATED_STEPS:
+                evaluated = row.get(EVALUATED_STEPS, steps_of(row))
+                self._tensorboard.add_scalar(key, value, evaluated if key.startswith("eval/") else steps_of(row))
         for name, counts in histograms.items():
             if counts:
                 values = range(min(counts), max(counts) + 1)  # each has a bin from n - 1/2 to n + 1/2

@@ -26,7 +26,9 @@ def record(
     env: VecEnv, render: Callable[[], Pixels], policy: Policy, plans: EpisodePlans, paths: Sequence[Path], *,
     seeded: bool = False, watch: Callable[[float], None] = lambda share: None,
 ) -> list[bool | None]:  # fmt: skip
-    """Film the policy as it is deployed, an episode in each env: all in a grid, or each to its end in its own video.
+    """Film the policy as it is deployed, an episode in each env: all in a grid, or each in its own video.
+
+    A video ends with its episode. In a grid, an episode that has ended shows its last image until all have ended.
 
     render: returns images [N, h, w, 3] of the present states of all envs. It is called at the start of the episodes and
     after every control step. paths: one, or one for each env. seeded: see ``EvalRollout``. watch: receives the fraction
@@ -40,15 +42,20 @@ def record(
 
         def write(images: Pixels, shown_N: NDArray[np.bool_]) -> None:
             nonlocal written
-            for i in (0,) if len(writes) == 1 else np.flatnonzero(shown_N):
-                writes[i](grid(images) if len(writes) == 1 else images[i])
+            if len(writes) == 1:
+                tiles[shown_N] = images[shown_N]
+                writes[0](grid(tiles))
+            else:
+                for i in np.flatnonzero(shown_N):
+                    writes[i](images[i])
             written += 1
             watch(written / (env.spec.max_episode_steps + 1))
 
         env.on_control_step = lambda _: frames.append(render())
         stack.callback(setattr, env, "on_control_step", None)
         rollout = EvalRollout(policy, env, plans, seeded)
-        write(render(), running_N)
+        tiles = render().copy()
+        write(tiles, running_N)
         while running_N.any():
             frames.clear()
             step = rollout.step()

@@ -1,6 +1,6 @@
 """Learner: turns batches into published weights.
 
-    batch of version v ──► mask what is too old ──► relabel ──► algorithm.update(fragments, v) ──► publish(v + 1)
+    batch of version v ──► relabel ──► mask what is too old ──► algorithm.update(fragments, v) ──► publish(v + 1)
 
 The algorithm moves the tensors of fragments to the device of its policy, unless they are there.
 """
@@ -22,7 +22,7 @@ from embodied.runtime.channel import WeightStore
 from embodied.runtime.watch import Track
 
 Relabel = Callable[[list[Fragment]], list[Fragment]]
-"""Stage between workers and learner: returns the fragments of a batch with other rewards."""
+"""Stage between workers and learner: returns the fragments of a batch with other rewards of executed control steps."""
 
 
 class Learner:
@@ -77,10 +77,10 @@ class Learner:
         """
         with self.track.during("learn"):
             batch = list(fragments)
+            if self.relabel is not None:
+                batch = [rewarded_where_executed(fragment) for fragment in self.relabel(batch)]
             if self.mask_above is not None:
                 batch = [mask_before(fragment, self.iteration - self.mask_above) for fragment in batch]
-            if self.relabel is not None:
-                batch = self.relabel(batch)
             ages = torch.cat([self.iteration - fragment.version_TN[fragment.num_steps_TN > 0] for fragment in batch])
             for age, count in zip(*(column.tolist() for column in ages.unique(return_counts=True)), strict=True):
                 self.track.add(f"staleness/{age}", count)
@@ -130,6 +130,12 @@ class Learner:
         if total != own * self.learners.size:
             raise RuntimeError(f"learner processes have different weights after update {self.iteration}")
         return tuple(sums)
+
+
+def rewarded_where_executed(fragment: Fragment) -> Fragment:
+    """Return the fragment without rewards of control steps after the end of an episode, which nothing executed."""
+    executed_TNE = torch.arange(fragment.reward_TNE.shape[2]) < fragment.num_steps_TN[..., None].cpu()
+    return replace(fragment, reward_TNE=fragment.reward_TNE * executed_TNE.to(fragment.reward_TNE.device))
 
 
 def mask_before(fragment: Fragment, oldest: int) -> Fragment:

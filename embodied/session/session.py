@@ -18,7 +18,7 @@ from typing import Any
 from embodied.core.clock import running_s
 from embodied.core.errors import UserError, one_line
 from embodied.core.user_files import keep_copy
-from embodied.report.metrics import MetricsWriter, write_atomically, write_json
+from embodied.report.metrics import EVALUATED_STEPS, MetricsWriter, write_atomically, write_json
 from embodied.report.progress import Progress, duration, success_text
 from embodied.runtime import checkpoint
 from embodied.runtime.checkpoint import Checkpoint
@@ -185,7 +185,8 @@ class Session:
         if evaluation is None:
             return {}
         write_json(self.run_dir / "eval" / f"train_{evaluation['env_steps']}.json", evaluation)
-        row = {f"eval/{key}": evaluation[key] for key in RATES if key in evaluation}
+        row = {EVALUATED_STEPS: evaluation["env_steps"]}
+        row |= {f"eval/{key}": evaluation[key] for key in RATES if key in evaluation}
         if "success_at_end" in evaluation:
             for split, rates in evaluation.get("splits", {}).items():
                 row[f"eval/{split}/success_at_end"] = rates["success_at_end"]

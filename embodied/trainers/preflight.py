@@ -121,6 +121,14 @@ def unlike(recorded_MS: Tensor, replayed_VMS: Tensor, signed: bool = False) -> T
     return (1 - (r_VSS.clamp(min=0) if signed else r_VSS).square()).clamp(min=0).sqrt()
 
 
+def later(values_FD: Tensor, episode_F: Tensor, frames: int) -> Tensor:
+    """Return the values of so many frames later, [F, D], or of the first or last frame of the episode."""
+    _, lengths = episode_F.unique_consecutive(return_counts=True)
+    end_F = lengths.cumsum(0).repeat_interleave(lengths)
+    first_F = end_F - lengths.repeat_interleave(lengths)
+    return values_FD[(torch.arange(len(values_FD)) + frames).maximum(first_F).minimum(end_F - 1)]
+
+
 def check_replay(
     config: RunConfig, spec: EnvSpec, data: Demonstrations, found: Mapping[str, Tensor]
 ) -> tuple[dict[str, Any], list[Fault], Demonstrations]:
@@ -158,7 +166,9 @@ def check_replay(
         where = f"states of replays differ by {first:.2g} of their spread as recorded, by {left:.2g} with this undone"
         serious = exact or bool(data.action_FA.abs().max() > 1 + ROUNDING)
         faults += [one._replace(serious=serious) for one in best.faults("action", space.names, config.data_keys, where)]
-        data = replace(data, action_FA=best.apply(data.action_FA)) if exact else data
+        if exact:
+            data = replace(data, action_FA=best.apply(later(data.action_FA, data.episode_F, best.shift)))
+            data = replace(data, state_FS=later(data.state_FS, data.episode_F, best.state_shift))
     if exact and min(left, anywhere) <= EXPLAINS:
         meant = read_states(state_MS.double(), replayed_MS.double(), spec.state_names, moves_S)
         faults += meant.faults("state", spec.state_names, config.data_keys, "compared with the states of replays")

@@ -117,7 +117,7 @@ class EnvPoolView:
         return self.recv()
 
     def reset(self, env_id: NDArray[Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """Start episodes in envs ``env_id`` (None: all) and return their observations and infos.
+        """Start episodes in envs ``env_id`` (None: all); return their observations and infos, ordered by id.
 
         ValueError if ``batch_size`` is not ``num_envs``: use ``async_reset``.
         """
@@ -142,8 +142,10 @@ class _Batch:
         self.stepper, self.ids, self.form = stepper, ids, form_of(stepper.spec)
 
     def begin(self, rows: NDArray[Any]) -> Batch:
-        """Begin episodes in the envs of these rows; return their first observations, with reward 0."""
-        obs = self.stepper.reset() if len(rows) == len(self.ids) else self.stepper.begin(rows.astype(np.int64))
+        """Begin episodes in the envs of these rows; return their first observations, in order, with reward 0."""
+        rows = np.sort(rows)
+        everything = np.array_equal(rows, np.arange(len(self.ids)))
+        obs = self.stepper.reset() if everything else self.stepper.begin(rows.astype(np.int64))
         info, nothing = self._info(obs, rows), np.zeros((3, len(rows)), np.bool_)
         info |= dict.fromkeys(self.stepper.spec.outcomes, nothing[0])
         return self.form(obs), np.zeros(len(rows), np.float32), nothing[1], nothing[2], info

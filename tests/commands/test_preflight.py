@@ -20,8 +20,10 @@ import torch
 from embodied import preflight
 from embodied.data import read
 from embodied.data.faults import check_frames
+from embodied.data.lerobot import DISTURBANCE, PLAN, read_features
 from embodied.session.config import compose_run
 from embodied.session.factories import make_spec
+from embodied.trainers.preflight import check_replay
 from tests.commands.helpers import Outcome, run, run_collect
 
 QUICK = ["device=cpu", "algo.updates=10", "policy.actor_hidden=[16]", "policy.head_hidden=[16]"]
@@ -168,6 +170,17 @@ def test_the_sentence_about_shifted_columns_mends_the_files(demos: Path, tmp_pat
     exec(statement, {"frames": frames})
     frames.to_parquet(file)
     assert {fault["name"] for fault in examine(path, *QUICK).result["faults"]} <= {"overfit"}
+
+
+@pytest.mark.parametrize("column", ["action", "observation_state"])
+def test_the_rest_of_the_examination_has_the_columns_unshifted(column: str, demos: Path, tmp_path: Path) -> None:
+    path = changed(demos, tmp_path / "set", **{column: lambda values, episode: values[within(episode, -1)]})
+    config = compose_run({"task": "pick_place", "algo": "sft", "data": str(path)})
+    clean, found = read(demos), read_features(path, (DISTURBANCE, PLAN))
+    _, faults, cured = check_replay(config, make_spec(config), read(path), found)
+    assert [fault.name for fault in faults] == ["action shift"]
+    same_F = (cured.action_FA == clean.action_FA).all(1) & (cured.state_FS == clean.state_FS).all(1)
+    assert int((~same_F).sum()) <= len(cured.episode_F.unique()), "all but the last frames"
 
 
 def test_the_numbers_alone_show_faults(demos: Path, tmp_path: Path) -> None:

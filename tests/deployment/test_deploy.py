@@ -22,6 +22,7 @@ from embodied import deploy as deploy_command
 from embodied.core.errors import UserError
 from embodied.core.execution import EvalRollout
 from embodied.data import read
+from embodied.data.lerobot import read_features
 from embodied.deployment.bundle.description import SIMULATION_FILE
 from embodied.deployment.bundle.format import read_bundle
 from embodied.deployment.bundle.runner import PolicyRunner
@@ -335,6 +336,16 @@ def test_the_command_drives_the_robot_and_reports(tmp_path: Path) -> None:
     again = run(deploy_command.main, words)
     assert again.code == 2
     assert "exists" in again.stderr
+
+
+def test_a_data_set_of_a_deployment_shows_where_the_robot_waited(tmp_path: Path) -> None:
+    words = [f"bundle={flow_bundle()}", "robot=sim", "episodes=1", "lockstep=true", "latency_ms=120", "video=false"]
+    outcome = run(deploy_command.main, [*words, "schedule=synchronous", f"report={tmp_path / 'report'}"])
+    assert outcome.code == 0, outcome.stderr
+    time_F = read_features(tmp_path / "report" / "data", ("timestamp",))["timestamp"][:, 0]
+    assert time_F[0] == 0
+    waits = time_F.diff() > 0.1
+    assert 5 < int(waits.sum()) < len(waits) / 2
 
 
 @pytest.mark.parametrize(

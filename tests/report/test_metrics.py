@@ -26,6 +26,19 @@ def test_rows_and_events_hold_the_same_numbers(tmp_path: Path) -> None:
     assert events.Tags()["scalars"] == ["train/loss"]
 
 
+def test_an_evaluation_is_at_the_steps_of_its_weights(tmp_path: Path) -> None:
+    """It runs beside training, so it arrives some iterations later."""
+    writer = MetricsWriter(tmp_path)
+    writer.write(
+        {"iteration": 4, "env_steps": 40, "train/loss": 0.5, "eval/env_steps": 20, "eval/success_at_end": 0.25}
+    )
+    writer.close()
+    events = EventAccumulator(str(tmp_path)).Reload()
+    assert [(e.step, e.value) for e in events.Scalars("eval/success_at_end")] == [(20, 0.25)]
+    assert events.Scalars("train/loss")[0].step == 40
+    assert set(events.Tags()["scalars"]) == {"eval/success_at_end", "train/loss"}
+
+
 def test_histograms_are_in_tensorboard(tmp_path: Path) -> None:
     writer = MetricsWriter(tmp_path)
     writer.write({"iteration": 1, "env_steps": 10}, {"async/staleness": {0: 3, 2: 1}, "queue/requests": {}})

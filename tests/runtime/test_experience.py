@@ -18,6 +18,7 @@ from embodied.envs.episodes.sampler import first_episodes
 from embodied.runtime.channel import WeightStore
 from embodied.runtime.collecting.actor_server import ActRequest
 from embodied.runtime.collecting.env_worker import EnvWorker, GroupRollout
+from embodied.runtime.learner import rewarded_where_executed
 from embodied.runtime.ledger import Ticket
 from tests.runtime.builders import build, iterate
 from tests.runtime.point_env import LIMIT, PointEnv, point_sampler
@@ -53,7 +54,10 @@ def test_every_transition_of_a_fragment_continues_its_own_episode() -> None:
     assert any(fragment.terminated_TN.any() for fragment in fragments)
     assert all(fragment.truncated_TN.any() for fragment in fragments)
     assert int((fragments[0].terminated_TN | fragments[0].truncated_TN).sum(0).max()) >= 2
-    assert any((fragment.num_steps_TN == 1).any() for fragment in fragments), "some episodes end inside a chunk"
+    cut = [fragment for fragment in fragments if (fragment.num_steps_TN == 1).any()]
+    assert cut, "some episodes end inside a chunk"
+    scored = rewarded_where_executed(replace(cut[0], reward_TNE=torch.ones_like(cut[0].reward_TNE)))
+    assert torch.equal(scored.reward_TNE.sum(2), cut[0].num_steps_TN.float()), "another reward of every step of a chunk"
 
 
 def test_merged_fragments_have_the_transitions_of_their_parts() -> None:

@@ -4,6 +4,7 @@ import numpy as np
 import torch
 
 from embodied.data import Episode
+from embodied.data.lerobot import TIME
 from embodied.deployment.report import Deployment
 
 
@@ -11,7 +12,8 @@ def episodes_of(deployment: Deployment) -> list[Episode]:
     """Return the episodes with at least one control step.
 
     States and actions are as an environment has them: scaled, and in [-1, 1]. Rewards are not known and are 0. The
-    last step has the success that was reported.
+    last step has the success that was reported. Frames have the times at which they were measured: while the robot
+    waited for a chunk, there is none.
     """
     bundle = deployment.bundle
     state_scale = np.array([term.scale for term in bundle.state for _ in range(term.size)], np.float32)
@@ -26,6 +28,7 @@ def episodes_of(deployment: Deployment) -> list[Episode]:
             action = torch.from_numpy((record.stack("action") - offset) / scale)
             frames = {camera.name: [step.images[camera.name] for step in record.steps] for camera in bundle.cameras}
             images = {name: torch.from_numpy(np.stack(of_camera)) for name, of_camera in frames.items()}
-            reward = torch.zeros(len(record.steps))
-            episodes.append(Episode(state, action, reward, success, record.instruction, images))
+            time = torch.tensor([step.time_s - record.steps[0].time_s for step in record.steps], dtype=torch.float32)
+            reward, extra = torch.zeros(len(record.steps)), {TIME: time}
+            episodes.append(Episode(state, action, reward, success, record.instruction, images, extra))
     return episodes

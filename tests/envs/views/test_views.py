@@ -226,6 +226,9 @@ def test_envpool_returns_the_last_observation_and_then_the_first() -> None:
     obs, info = env.reset(np.array([1]))
     assert rows(obs) == [[8, 1, 0]]
     assert rows(info["env_id"]) == [1]
+    obs, info = env.reset(np.array([1, 0]))
+    assert [row[0] for row in rows(obs)] == [7, 8], "in the order of the ids that info has"
+    assert rows(info["env_id"]) == [0, 1]
     env.close()
 
 
