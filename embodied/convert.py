@@ -48,7 +48,8 @@ def main(options: ConvertConfig) -> dict[str, Any]:
         episodes, spec = episodes_of(deployment), deployment.bundle.env_spec
     kept = [episode for episode in episodes if options.keep_failures or bool(episode.success_L[-1])]
     if not kept:
-        raise UserError(f"source={source}: none of its {len(episodes)} episodes ends solved; keep_failures=true")
+        none = f"none of its {len(episodes)} episodes ends solved, or says so"
+        raise UserError(f"source={source}: {none}; keep_failures=true keeps all")
     write(out, kept, spec)
     return {
         "data": str(out), "task": spec.task, "episodes": len(kept), "frames": sum(map(len, kept)),

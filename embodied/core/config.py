@@ -24,6 +24,7 @@ from omegaconf.errors import OmegaConfBaseException
 from embodied.core.errors import UserError, unknown_name
 
 GROUPS = ("task", "policy", "algo", "runtime", "sim", "sampler")
+HOME = "~/"
 PRESETS = "randomization"
 """Group whose files hold settings of the section ``sim``."""
 
@@ -31,7 +32,8 @@ PRESETS = "randomization"
 def parse_overrides(argv: Sequence[str]) -> dict[str, Any]:
     """Parse ``["num_envs=64", "algo.gamma=0.9"]`` to ``{"num_envs": 64, "algo.gamma": 0.9}`` in Hydra's grammar.
 
-    A later word overrides an earlier one. UserError if a word is not ``key=value`` or its value does not parse.
+    A later word overrides an earlier one, and ``~/`` at the beginning of a value is the home directory. UserError if a
+    word is not ``key=value`` or its value does not parse.
     """
     parser = OverridesParser.create()
     values: dict[str, Any] = {}
@@ -43,7 +45,7 @@ def parse_overrides(argv: Sequence[str]) -> dict[str, Any]:
             raise UserError(f"'{word}' is not key=value: write for instance num_envs=64, without spaces around '='")
         cure = f"Quote a text for the shell and for the value, as in '{key}=\"{text}\"'"
         try:
-            override = parser.parse_override(word)
+            override = parser.parse_override(f'{key}="{text}"' if text.startswith(HOME) else word)
         except HydraException:
             raise UserError(f"cannot read the value of {key}: got {text!r}. {cure}") from None
         if override.is_sweep_override() and "," in text:
@@ -53,7 +55,9 @@ def parse_overrides(argv: Sequence[str]) -> dict[str, Any]:
             raise UserError(f"'{word}': only plain key=value is allowed here: no deletion, sweep or package")
         if override.key_or_group.startswith(".") or override.key_or_group.endswith(".") or ".." in key:
             raise UserError(f"'{word}': '{override.key_or_group}' is not a key")
-        values[override.key_or_group] = override.value()
+        value: Any = override.value()
+        at_home = isinstance(value, str) and value.startswith(HOME)
+        values[override.key_or_group] = str(Path(value).expanduser()) if at_home else value
     return values
 
 

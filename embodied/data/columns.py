@@ -20,6 +20,7 @@ from embodied.core.options import Text, config_dataclass, from_mapping
 from embodied.core.spec import ActionTerm, Box, EnvSpec, Term
 
 NAMES = {"state": "observation.state", "action": "action"}  # usual names of the columns, as LeRobot has them
+IMAGES = "observation.images"  # before the name of a camera
 ROUNDING = 1e-3  # how far an action may be beyond the space
 SMALL = 0.1  # share of the space; an entry that uses less may be in another unit
 PLAUSIBLE = {"rad": 2 * math.pi, "m": 10.0, "rad/s": 20.0, "m/s": 10.0}  # largest states, by unit
@@ -51,9 +52,11 @@ class Column:
 
 def columns_of(keys: Mapping[str, Any]) -> tuple[Column, Column]:
     """Return the columns of ``state`` and ``action`` for the option ``data_keys``: names, or the options of Column."""
-    unknown = sorted(set(keys) - set(NAMES))
+    unknown = sorted(set(keys) - {*NAMES, "images"})
     if unknown:
-        raise UserError(f"data_keys.{unknown[0]}: state and action can have other names in a data set, nothing else")
+        raise UserError(f"data_keys.{unknown[0]}: state, action and images can have other names in a data set")
+    if not isinstance(keys.get("images", {}), Mapping):
+        raise UserError(f"data_keys.images: got {keys['images']!r}, needed: data_keys.images.<camera>=<column>")
     columns = []
     for what, usual in NAMES.items():
         given = keys.get(what, {})
@@ -64,17 +67,23 @@ def columns_of(keys: Mapping[str, Any]) -> tuple[Column, Column]:
     return columns[0], columns[1]
 
 
+def of_camera(camera: str, keys: Mapping[str, Any]) -> str:
+    """Return the column of a camera's images for the option ``data_keys``: ``images.<camera>``, if it is given."""
+    return str(keys.get("images", {}).get(camera, f"{IMAGES}.{camera}"))
+
+
 def convert(values_FD: Tensor, names: Sequence[str], column: Column, key: str) -> Tensor:
     """Convert the numbers of a column to entries of the task, [F, D'].
 
-    names: of the column's entries. key: of the column's options, such as ``data_keys.action``. UserError for an entry
-    that the column lacks, and for a wrong number of factors.
+    names: of the column's entries; without any they are called 0, 1 and so on. key: of the column's options, such as
+    ``data_keys.action``. UserError for an entry that the column lacks, and for a wrong number of factors.
     """
     if column.entries:
+        names = list(names) or [str(i) for i in range(values_FD.shape[1])]
         for entry in column.entries:
             if entry not in names:
                 raise unknown_name(f"entry of {column.name} in {key}.entries", entry, names)
-        values_FD = values_FD[:, [list(names).index(entry) for entry in column.entries]]
+        values_FD = values_FD[:, [names.index(entry) for entry in column.entries]]
     scale, offset = factors(column, values_FD.shape[1], key)
     return (offset + scale * values_FD.double()).float()
 
@@ -130,7 +139,10 @@ def check_actions(action_FA: Tensor, spec: EnvSpec, column: Column, path: Path, 
     small: dict[int, Conversion | None] = {}
     own: dict[int, Conversion | None] = {}
     may_be_own = not (says_units or column.scale or column.offset)
-    for i, (term, (low, high)) in enumerate(zip(spec.action.terms, _ranges(action_FA), strict=True)):
+    ranges = _ranges(action_FA)
+    in_own_unit = [physical(term)[0] for term in spec.action.terms]
+    all_own = all(_size(one, ends) <= 1 + ROUNDING for one, ends in zip(in_own_unit, ranges, strict=True))
+    for i, (term, (low, high)) in enumerate(zip(spec.action.terms, ranges, strict=True)):
         if (size := max(-low, high)) > 1 + ROUNDING:
             *usual, _, largest = conversions(term, low, high)
             beyond[i] = _fitting((low, high), usual) or largest
@@ -141,6 +153,8 @@ def check_actions(action_FA: Tensor, spec: EnvSpec, column: Column, path: Path, 
         elif may_be_own and not term.unit and (term.scale, term.offset) != (1, 0):
             own[i] = _fitting((low, high), physical(term)[:1])
     own = {i: conversion for i, conversion in own.items() if conversion}
+    if beyond and all_own:  # one unit for all is likelier than one for each
+        beyond = {i: one for i, one in enumerate(in_own_unit) if (one.scale, one.offset) != (1, 0)}
     described = _described(beyond or small or own, spec.action_names, action_FA, column, "action")
     where = f"data set {path}: its action"
     if beyond:
@@ -216,9 +230,14 @@ def _ranges(values_FD: Tensor) -> list[tuple[float, float]]:
     return list(zip(values_FD.amin(0).tolist(), values_FD.amax(0).tolist(), strict=True))
 
 
+def _size(conversion: Conversion, ends: tuple[float, float]) -> float:
+    """Return the largest absolute value that a conversion makes of a range."""
+    return max(abs(conversion.offset + conversion.scale * end) for end in ends)
+
+
 def _fitting(ends: tuple[float, float], tried: Sequence[Conversion]) -> Conversion | None:
     """Return the conversion that brings a range into the space and uses most of it; None if none uses SMALL of it."""
-    sizes = {one: max(abs(one.offset + one.scale * end) for end in ends) for one in tried}
+    sizes = {one: _size(one, ends) for one in tried}
     fitting = [one for one, size in sizes.items() if SMALL <= size <= 1 + ROUNDING]
     return max(fitting, key=lambda one: abs(one.scale), default=None)
 

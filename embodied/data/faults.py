@@ -42,7 +42,7 @@ def listed(things: Sequence[Any]) -> str:
 def check_frames(data: Demonstrations, time_F1: Tensor | None, spec: EnvSpec) -> list[Fault]:
     """Return faults of times (s), lengths and images, and entries that never vary."""
     episodes, lengths = data.episode_F.unique_consecutive(return_counts=True)
-    limit, dt = spec.max_episode_steps, spec.control_dt_s
+    limit, dt = spec.max_episode_steps, 1 / data.control_hz
     time_F = torch.arange(len(data.episode_F)) * dt if time_F1 is None else time_F1[:, 0]
     uneven_F = ((time_F.double().diff() / dt - 1).abs() > UNEVEN) & (data.episode_F.diff() == 0)
     short, long, uneven = episodes[lengths == 1], episodes[lengths > limit], uneven_F.nonzero()[:, 0]

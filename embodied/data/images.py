@@ -24,7 +24,7 @@ from PIL import Image, UnidentifiedImageError
 from pyarrow.lib import ArrowException
 from torch import Tensor
 
-from embodied.core.errors import UserError
+from embodied.core.errors import UserError, one_line
 
 MAX_PIXELS = 4096 * 4096  # of one image: a small file may declare a size beyond memory
 VIDEO_PATH = "videos/{video_key}/chunk-{chunk_index:03d}/file-{file_index:03d}.mp4"
@@ -35,8 +35,8 @@ def reading(path: Path, what: str) -> Iterator[None]:
     """Raise UserError, which names the data set and what was read, for a file that is missing or damaged."""
     try:
         yield
-    except (ArrowException, OSError, KeyError, ValueError, AttributeError, TypeError) as error:
-        raise UserError(f"data set {path}: cannot read {what}: {error}") from error
+    except (ArrowException, OSError, LookupError, ValueError, AttributeError, TypeError, RecursionError) as error:
+        raise UserError(f"data set {path}: cannot read {what}: {one_line(error)[:500]}") from error
 
 
 def encode_png(rgb: NDArray[np.uint8]) -> bytes:
@@ -78,12 +78,15 @@ def read_videos(path: Path, info: Mapping[str, Any], key: str, episode_F: Tensor
     for episode, length in zip(episodes.tolist(), lengths.tolist(), strict=True):
         if episode not in places:
             raise UserError(f"data set {path}: meta/episodes does not say where {key} of episode {episode} is")
-        place = places[episode]
-        pattern = info.get("video_path") or VIDEO_PATH
-        file = path / pattern.format(video_key=key, chunk_index=place["chunk_index"], file_index=place["file_index"])
-        first, last = (round(place[name] * float(info["fps"])) for name in ("from_timestamp", "to_timestamp"))
-        times = None if time_F is None else time_F[start : start + length] * float(info["fps"])
-        frames = range(length) if times is None else times.round().long().tolist()
+        place, fps = places[episode], float(info["fps"])
+        with reading(path, f"where {key} of episode {episode} is"):
+            file = path / str(info.get("video_path") or VIDEO_PATH).format(video_key=key, **place)
+            first, last = (round(place[name] * fps) for name in ("from_timestamp", "to_timestamp"))
+        times = torch.arange(length) if time_F is None else (time_F[start : start + length] * fps).round()
+        if not (first >= 0 and times.isfinite().all() and times[0] >= 0 and (times.diff() >= 1).all()):
+            rise = f"timestamps of episode {episode} must rise by 1/{fps:g} s or more a frame, from 0 or later"
+            raise UserError(f"data set {path}: {rise}")
+        frames = times.long().tolist()
         if last - first < (needed := max(frames) + 1):
             raise UserError(f"data set {path}: {file} has {last - first} frames of episode {episode}, needed: {needed}")
         for row, number in enumerate(frames, start):

@@ -33,7 +33,7 @@ from embodied.data.images import decode_png, read_videos, reading
 
 VERSION = "v3.0"
 FILE = "chunk-000/file-000.parquet"
-STATE, ACTION, IMAGES, TASK = columns.NAMES["state"], columns.NAMES["action"], "observation.images", "task_index"
+STATE, ACTION, IMAGES, TASK = columns.NAMES["state"], columns.NAMES["action"], columns.IMAGES, "task_index"
 FRAME, TIME = "frame_index", "timestamp"
 UNITS, RECORDED_WITH = "meta/units.json", "meta/recorded_with.json"
 DISTURBANCE, PLAN = "disturbance", "episode_plan"  # features of ``collect``: executed minus recorded action, and plan
@@ -43,8 +43,8 @@ def read(path: Path, keys: Mapping[str, Any] | None = None, cameras: Sequence[st
     """Read state, action, instruction and images of every frame of a LeRobotDataset v3 from any source.
 
     keys: columns of ``state`` and ``action`` (by default observation.state and action), each a name or the options of
-    ``Column``, which also convert the numbers. cameras: cameras whose images to decode, from
-    observation.images.<camera>.
+    ``Column``, which also convert the numbers; and ``images``, names by camera. cameras: cameras whose images to
+    decode, by default from observation.images.<camera>.
     UserError for a missing data set, another version, missing features (it lists them), episodes that lack frames in
     between, across which a chunk of actions would reach, numbers that are not finite,
     or images that are neither PNG files nor frames of videos, or of several sizes.
@@ -55,7 +55,7 @@ def read(path: Path, keys: Mapping[str, Any] | None = None, cameras: Sequence[st
         found = json.loads((path / UNITS).read_text(encoding="utf-8")) if (path / UNITS).is_file() else {}
         units = {column: tuple(map(str, of_entries)) for column, of_entries in found.items()}
     features = info["features"]
-    images = {camera: f"{IMAGES}.{camera}" for camera in cameras}
+    images = {camera: columns.of_camera(camera, keys or {}) for camera in cameras}
     missing = [name for name in (state.name, action.name, *images.values()) if name not in features]
     if missing:
         hints = {name: nearest(name, features) for name in missing}
@@ -69,12 +69,12 @@ def read(path: Path, keys: Mapping[str, Any] | None = None, cameras: Sequence[st
         stored += [key] if kind == "image" else []
     further = [name for name in (FRAME, TIME, DISTURBANCE) if name in features]
     table = _frames(path, [state.name, action.name, *stored, "episode_index", TASK, *further])
-    episode = torch.from_numpy(table["episode_index"].to_numpy().astype(np.int64))
+    episode = _column(table, "episode_index", np.int64, path)
     if len(episode) == 0 or bool((episode.diff() < 0).any()):
         raise UserError(f"data set {path}: frames must be there, and in the order of their episodes")
     if FRAME in further:
-        _check_consecutive(table, episode, path)
-    time = torch.from_numpy(table[TIME].to_numpy().astype(np.float64)) if TIME in further else None
+        _check_consecutive(_column(table, FRAME, np.int64, path), episode, path)
+    time = _column(table, TIME, np.float64, path) if TIME in further else None
     state_names, action_names = _names(features[state.name]), _names(features[action.name])
     instruction, instructions = _instructions(table, path)
     return Demonstrations(
@@ -100,12 +100,12 @@ def read_features(path: Path, names: Sequence[str]) -> dict[str, Tensor]:
         return {name: torch.from_numpy(rows.reshape(len(rows), -1)) for name, rows in found.items()}
 
 
-def check_sizes(path: Path, spec: EnvSpec) -> None:
+def check_sizes(path: Path, spec: EnvSpec, keys: Mapping[str, Any] | None = None) -> None:
     """Raise UserError if the declared sizes of images differ from the task's, before any image is decoded."""
     features = _info(path)["features"]
     for camera in spec.cameras:
-        feature = features.get(f"{IMAGES}.{camera.name}", {})
-        sizes = dict(zip(_names(feature), feature.get("shape", ()), strict=False))
+        feature = features.get(columns.of_camera(camera.name, keys or {}), {})
+        sizes = dict(zip(_names(feature), feature.get("shape") or (), strict=False))
         _check_size(path, camera, sizes.get("height", camera.height), sizes.get("width", camera.width))
 
 
@@ -125,8 +125,10 @@ def check_fits(data: Demonstrations, spec: EnvSpec, path: Path, keys: Mapping[st
     pairs = (("state", data.state_FS, data.state_names, spec.state_names),
              ("action", data.action_FA, data.action_names, spec.action_names))  # fmt: skip
     for what, values, names, expected in pairs:
-        hint = f"data_keys.{what}.entries=[...] names those of its entries that are the task's, in the task's order"
         found, needed = values.shape[1], len(expected)
+        hint = f"data_keys.{what}.entries=[...] names those of its entries that are the task's, in the task's order"
+        if found < needed:
+            hint = f"It needs all of the task's; an environment of your own can have this {what} (docs/simulators.md)"
         if found != needed:
             extra, missing = (", ".join(x for x in a if x not in b) for a, b in ((names, expected), (expected, names)))
             beyond = f". In the data set alone: {extra or 'none'}; in the task alone: {missing or 'none'}"
@@ -139,27 +141,32 @@ def check_fits(data: Demonstrations, spec: EnvSpec, path: Path, keys: Mapping[st
     for camera in spec.cameras:
         if camera.name in data.images:
             _check_size(path, camera, *data.images[camera.name].shape[1:3])
-    assumed = []
+    doubts, told = list[str](), [data.instructions[i] for i in data.instruction_F.unique().tolist()]
+    if not spec.cameras and len(told) > 1 and not set(told) <= set(spec.texts):
+        unread = f"{where}: its episodes have {len(told)} instructions, which a policy on the state does not read"
+        doubts.append(f"{unread}: {', '.join(told[:5])}")
     if not math.isclose(data.control_hz, rate, rel_tol=1e-3):
         differs = f"{where}: recorded at {data.control_hz:g} Hz, but task {spec.task}"
         if "control_dt_s" not in spec.assumed:
             raise columns.Unfit(f"{differs} runs at {rate:g}")
-        assumed = [f"{differs} states no rate ({rate:g} is assumed): one action must be one step of it"]
+        doubts.append(f"{differs} states no rate ({rate:g} is assumed): one action must be one step of it")
     state, action = columns.columns_of(keys or {})
     return [
         *columns.check_units(data.state_units, columns.state_units(spec), spec.state_names, "state", path),
         *columns.check_units(data.action_units, columns.action_units(spec), spec.action_names, "action", path),
         *columns.check_state(data.state_FS, spec, state, path),
         *columns.check_actions(data.action_FA, spec, action, path, bool(data.action_units)),
-        *assumed,
+        *doubts,
     ]
 
 
 def _info(path: Path) -> dict[str, Any]:
     try:
         info: dict[str, Any] = json.loads((path / "meta" / "info.json").read_text(encoding="utf-8"))
-        version, _ = info["codebase_version"], (info["fps"], info["features"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        version, fps, features = info["codebase_version"], float(info["fps"]), info["features"]
+        if not (0 < fps < math.inf and all(isinstance(feature, dict) for feature in features.values())):
+            raise ValueError(f"fps {fps:g}, or features that are none")
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise UserError(f"data={path} is not a LeRobotDataset: no readable meta/info.json ({error})") from error
     if not str(version).startswith("v3."):
         cure = "LeRobot's convert_dataset_v21_to_v30 converts older ones"
@@ -167,23 +174,41 @@ def _info(path: Path) -> dict[str, Any]:
     return info
 
 
+def _files(path: Path) -> list[Path]:
+    """Return the data files in order. UserError if there is none, or one lacks that meta/episodes names."""
+    files = sorted((path / "data").glob("chunk-*/file-*.parquet"))
+    if not files:
+        raise UserError(f"data set {path}: it has no data files, data/chunk-000/file-000.parquet and so on")
+    with reading(path, "meta/episodes"):
+        places = ["data/chunk_index", "data/file_index"]
+        tables = [pq.read_table(file, columns=places) for file in (path / "meta" / "episodes").glob("*/*.parquet")]
+        rows = {tuple(row[place] for place in places) for table in tables for row in table.to_pylist()}
+        named = [path / "data" / f"chunk-{chunk:03d}" / f"file-{file:03d}.parquet" for chunk, file in sorted(rows)]
+    if missing := [str(file.relative_to(path)) for file in named if file not in files]:
+        raise UserError(f"data set {path}: {', '.join(missing[:5])} missing, which meta/episodes names")
+    return files
+
+
 def _frames(path: Path, wanted: Sequence[str]) -> pa.Table:
     """Return columns of all frames."""
+    files = _files(path)
     with reading(path, "its frames"):
-        files = sorted((path / "data").glob("*/*.parquet"))
-        if not files:
-            raise ValueError("it has no data files, data/*/*.parquet")
         return pa.concat_tables([pq.read_table(file, columns=wanted) for file in files]).select(wanted)
 
 
-def _check_consecutive(table: pa.Table, episode_F: Tensor, path: Path) -> None:
+def _column(table: pa.Table, key: str, dtype: type, path: Path) -> Tensor:
+    """Return a column of one number per frame, [F]."""
+    with reading(path, key):
+        return torch.from_numpy(table[key].to_numpy().astype(dtype))
+
+
+def _check_consecutive(frames: Tensor, episode_F: Tensor, path: Path) -> None:
     """Raise UserError unless the frames of an episode are numbered one by one; they need not begin at 0."""
-    frames = torch.from_numpy(table[FRAME].to_numpy().astype(np.int64))
     gaps = ((episode_F.diff() == 0) & (frames.diff() != 1)).nonzero().squeeze(1)
     if not len(gaps):
         return
     row = first = int(gaps[0]) + 1
-    for file in sorted((path / "data").glob("*/*.parquet")):
+    for file in _files(path):
         if first < (count := pq.read_metadata(file).num_rows):
             break
         first -= count
@@ -192,13 +217,17 @@ def _check_consecutive(table: pa.Table, episode_F: Tensor, path: Path) -> None:
 
 
 def _names(feature: Mapping[str, Any]) -> tuple[str, ...]:
-    names = feature.get("names")
-    if isinstance(names, Mapping):  # {"motors": [...]}, as some recorders write it
-        names = [name for group in names.values() for name in group]
-    shape: Sequence[int] = feature.get("shape") or ()
-    if len(shape) == 1 and len(names or ()) != shape[0]:  # one name for the whole vector, as others write it
+    names, shape = feature.get("names"), feature.get("shape")
+    if isinstance(names, Mapping):
+        groups = list(names.values())
+        if all(isinstance(place, int) for place in groups):  # {"delta_x": 0, ...}
+            names = sorted(names, key=names.__getitem__)
+        else:  # {"motors": [...]}
+            names = [name for group in groups if isinstance(group, list) for name in group]
+    names = names if isinstance(names, list) else []
+    if isinstance(shape, list) and len(shape) == 1 and len(names) != shape[0]:  # one name for the whole vector
         return ()
-    return tuple(map(str, names or ()))
+    return tuple(map(str, names))
 
 
 def _matrix(table: pa.Table, key: str, path: Path) -> Tensor:
@@ -210,8 +239,10 @@ def _matrix(table: pa.Table, key: str, path: Path) -> Tensor:
     values = torch.from_numpy(rows.reshape(len(rows), -1))
     broken = (~values.isfinite().all(1)).nonzero().squeeze(1)
     if len(broken):
-        where = f"in {len(broken)} frames, the first is {int(broken[0])}"
-        raise columns.Unfit(f"data set {path}: {key} is not finite {where}")
+        episodes = table["episode_index"].to_pylist()
+        episode = episodes[first := int(broken[0])]
+        where = f"the first is frame {first - episodes.index(episode)} of episode {episode}"
+        raise columns.Unfit(f"data set {path}: {key} is not finite in {len(broken)} frames, {where}")
     return values
 
 

@@ -7,6 +7,7 @@ The state is the concatenation of all vectors in ``obs``, in the order of their 
 """
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,8 @@ from embodied.core.spec import ActionTerm, Box, EnvSpec, Term
 from embodied.data.demonstrations import Episode
 
 IMAGES = ("sensor_data", "sensor_param")
-CONTROL_HZ = 20.0  # ManiSkill's default control_freq
+HZ = 20.0  # ManiSkill's default control_freq
+MAX_NUMBERS = 2**28  # of one array: a small file may declare a size beyond memory
 
 
 def read_trajectories(path: Path, instruction: str | None = None) -> tuple[list[Episode], EnvSpec]:
@@ -36,16 +38,17 @@ def read_trajectories(path: Path, instruction: str | None = None) -> tuple[list[
     try:
         env_info = json.loads(info.read_text(encoding="utf-8"))["env_info"]
         env_id, kwargs = str(env_info.get("env_id", path.stem)), env_info.get("env_kwargs") or {}
-    except (OSError, ValueError) as error:
+        mode, dt_s = kwargs.get("control_mode", "action"), 1 / (kwargs.get("sim_config") or {}).get("control_freq", HZ)
+    except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"ManiSkill writes {info.name} beside the .h5 file, and it is needed: {error}") from error
-    except (KeyError, TypeError, AttributeError) as error:
-        raise UserError(f"{info} is not the description of ManiSkill trajectories: it has no env_info") from error
-    rate = float((kwargs.get("sim_config") or {}).get("control_freq", CONTROL_HZ))
+    except (LookupError, TypeError, AttributeError, ZeroDivisionError) as error:
+        told = "env_info, or it has an env_id, env_kwargs or control_freq that is none"
+        raise UserError(f"{info} is not the description of ManiSkill trajectories: no {told}") from error
     episodes: list[Episode] = []
     terms: tuple[Term, ...] = ()
     try:
         with h5py.File(path, "r") as file:
-            keys = sorted((key for key in file if key.startswith("traj_")), key=lambda key: int(key[5:]))
+            keys = sorted((key for key in file if re.fullmatch(r"traj_\d+", key)), key=lambda key: int(key[5:]))
             if not keys:
                 raise UserError(f"{path} has no trajectories (groups traj_0, traj_1, ...)")
             for key in keys:
@@ -56,17 +59,18 @@ def read_trajectories(path: Path, instruction: str | None = None) -> tuple[list[
     sizes = {(episode.state_LS.shape[1], episode.action_LA.shape[1]) for episode in episodes}
     if len(sizes) > 1:
         raise UserError(f"{path}: trajectories differ in the sizes of state and action: {sorted(sizes)}")
-    mode, action_dim = kwargs.get("control_mode", "action"), episodes[0].action_LA.shape[1]
-    action = Box(tuple(ActionTerm(f"{mode}[{i}]") for i in range(action_dim)))
-    return episodes, EnvSpec(env_id, terms, action, 1 / rate, max_episode_steps=max(map(len, episodes)))
+    action = Box(tuple(ActionTerm(f"{mode}[{i}]") for i in range(episodes[0].action_LA.shape[1])))
+    return episodes, EnvSpec(env_id, terms, action, dt_s, max_episode_steps=max(map(len, episodes)))
 
 
 def _episode(group: Any, where: str, instruction: str) -> tuple[Episode, tuple[Term, ...]]:
     missing = [name for name in ("obs", "actions") if name not in group]
     if missing:
         raise UserError(f"{where} lacks {', '.join(missing)}; replay with obs_mode=state to have observations")
-    actions = np.asarray(group["actions"], dtype=np.float32)
-    parts = _vectors(group["obs"], "state" if hasattr(group["obs"], "shape") else "")
+    actions = _array(group["actions"], f"{where}: actions")
+    if actions.ndim != 2 or not actions.size:
+        raise UserError(f"{where}: actions have shape {actions.shape}, needed: [T, A] with a control step or more")
+    parts = _vectors(group["obs"], "state" if hasattr(group["obs"], "shape") else "", where)
     if not parts:
         raise UserError(f"{where} has no vectors in obs; replay with obs_mode=state or state_dict")
     length = len(actions)
@@ -78,21 +82,33 @@ def _episode(group: Any, where: str, instruction: str) -> tuple[Episode, tuple[T
         if not np.isfinite(value).all():
             raise UserError(f"{where}: {name} is not finite")
     nothing = np.zeros(length)
-    success = np.asarray(group.get("success", nothing), dtype=bool)
-    rewards = np.asarray(group.get("rewards", nothing), dtype=np.float32)
+    success, rewards = (_array(group.get(name, nothing), f"{where}: {name}") for name in ("success", "rewards"))
+    if success.shape != (length,) or rewards.shape != (length,):
+        raise UserError(f"{where}: success {success.shape} and rewards {rewards.shape} must have {length} numbers each")
     terms = tuple(Term(name, value.shape[1]) for name, value in parts.items())
-    state_LS, action_LA, reward_L, success_L = map(torch.from_numpy, (state, actions, rewards, success))
+    state_LS, action_LA, reward_L, success_L = map(torch.from_numpy, (state, actions, rewards, success != 0))
     return Episode(state_LS, action_LA, reward_L, success_L, instruction), terms
 
 
-def _vectors(node: Any, name: str) -> dict[str, NDArray[np.float32]]:
+def _array(node: Any, where: str) -> NDArray[np.float32]:
+    """Return an array of a file as float32. UserError for what holds no numbers, or too many."""
+    if not hasattr(node, "shape") or not (np.issubdtype(node.dtype, np.number) or node.dtype == bool):
+        raise UserError(f"{where} is not an array of numbers")
+    if node.size > MAX_NUMBERS:
+        raise UserError(f"{where} has {node.size:,} numbers, allowed: at most {MAX_NUMBERS:,}")
+    return np.asarray(node).astype(np.float32)
+
+
+def _vectors(node: Any, name: str, where: str) -> dict[str, NDArray[np.float32]]:
     """Return every numeric array [T+1] or [T+1, D] under a node as float32 [T+1, D], by its path."""
     if hasattr(node, "shape"):
-        value = np.asarray(node)
-        numbers = (value.ndim in (1, 2) and np.issubdtype(value.dtype, np.number)) or value.dtype == bool
-        return {name: value.reshape(len(value), -1).astype(np.float32)} if numbers else {}
+        numbers = (len(node.shape) in (1, 2) and np.issubdtype(node.dtype, np.number)) or node.dtype == bool
+        if not numbers:
+            return {}
+        value = _array(node, f"{where}: {name}")
+        return {name: value.reshape(len(value), -1)}
     found: dict[str, NDArray[np.float32]] = {}
     for key in sorted(node):
         if key not in IMAGES:
-            found |= _vectors(node[key], f"{name}/{key}" if name else key)
+            found |= _vectors(node[key], f"{name}/{key}" if name else key, where)
     return found

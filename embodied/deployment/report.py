@@ -159,12 +159,12 @@ def load_episodes(source: Path, bundle: Bundle) -> Deployment:
         paths = sorted(source.glob("*.npz")) if source.is_dir() else [source]
         if not paths:
             raise UserError("it has no .npz file")
-        arrays = {name: value for path in paths for name, value in load_arrays(path).items()}
         found = Deployment(bundle, "", bundle.robot)
-        for index in sorted({int(name.partition("/")[0]) for name in arrays}):
-            parts = {name.partition("/")[2]: value for name, value in arrays.items() if name.startswith(f"{index}/")}
-            found.records.append(_record(parts, bundle))
-    except (OSError, ValueError, KeyError) as error:
+        for arrays in map(load_arrays, paths):
+            for index in sorted({int(name.partition("/")[0]) for name in arrays}):
+                of_one = {name.partition("/")[2]: x for name, x in arrays.items() if name.startswith(f"{index}/")}
+                found.records.append(_record(of_one, bundle))
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(f"source={source} has no {EPISODES} of a report: {error}") from error
     return found
 

@@ -90,7 +90,7 @@ def read_demonstrations(config: RunConfig, spec: EnvSpec) -> tuple[Demonstration
     """Read the run's data set, with lines that name what may be in another unit. UserError unless it fits the task."""
     assert config.data is not None
     path = Path(config.data)
-    check_sizes(path, spec)
+    check_sizes(path, spec, config.data_keys)
     data = read(path, config.data_keys, [camera.name for camera in spec.cameras])
     doubts = check_fits(data, spec, path, config.data_keys)
     if spec.cameras:  # policies with cameras read instructions

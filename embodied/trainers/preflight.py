@@ -39,6 +39,7 @@ from embodied.trainers.imitation import ImitationTrainer
 EPISODES = 3  # that are replayed
 FITS, EXPLAINS = 1e-3, 0.05  # differences of states that rounding explains, and that a cure may leave
 BETTER, MUCH_BETTER = 0.9, 0.75  # share of the difference that each further fault may leave; if starts are others
+UNLIKE, EXPLAINED = 0.2, 0.35  # least correlation of steps in replays from other starts, of a part and of all
 OWN = ("measured", "kinematics")  # sources of what the robot measures of itself
 UPDATES, SECONDS, LEARNED = 1000, 30.0, 0.5  # of the imitation of one episode: limits, and the largest error
 
@@ -151,6 +152,7 @@ def check_replay(
     if off <= FITS:
         return result, [], data
     (unlike_SS,) = unlike(state_MS, replayed_MS[None], not exact)
+    alike_S = (1 - unlike_SS.diagonal().square()).sqrt()
     anywhere = float(unlike_SS.amin(0)[moves_S].mean())  # whatever the order of the recorded states is
     first = left = float(unlike_SS.diagonal()[moves_S].mean())
     while anywhere > FITS and left > FITS and len(best.told) < 4:
@@ -173,6 +175,10 @@ def check_replay(
         meant = read_states(state_MS.double(), replayed_MS.double(), spec.state_names, moves_S)
         faults += meant.faults("state", spec.state_names, config.data_keys, "compared with the states of replays")
         data = replace(data, state_FS=meant.apply(data.state_FS))
+    if not exact and not faults:
+        result["alike"] = alike = float(alike_S[moves_S].mean())
+        result["told"] += f"; in these the robot's steps are alike to {alike:.2f} (1: the same, 0: nothing in common)"
+        faults = unexplained(alike_S, moves_S, spec)
     if exact and not faults:
         frame = int(((replayed_MS - state_MS).abs() > 0.01 * spread_S)[:, moves_S].any(1).int().argmax())
         told = f"recorded actions do not lead to the recorded states, which are off by {off:.2g} of their spread"
@@ -180,6 +186,22 @@ def check_replay(
         cure += "; leave out data_keys to have them searched" if config.data_keys else ""
         faults = [Fault("replay", off > EXPLAINS, told, f"from frame {frame} of the data set on", cure)]
     return result, faults, data
+
+
+def unexplained(alike_S: Tensor, moves_S: Tensor, spec: EnvSpec) -> list[Fault]:
+    """Return a doubt if what the robot measures moves otherwise in replays from other starts: all of it, or a part."""
+    own = [term for term in spec.state if term.source in OWN]
+    parts = zip(own, *(values_S.split([term.size for term in own]) for values_S in (alike_S, moves_S)), strict=True)
+    others = [term.name for term, alike, moves in parts if moves.any() and float(alike[moves].mean()) < UNLIKE]
+    if float(alike_S[moves_S].mean()) < EXPLAINED:
+        told, where = "recorded actions do not explain how the recorded robot moves", "in replays from other starts"
+        cure = "Check that they are actions of this task: not positions, or another robot's"
+    elif others:
+        told, where = "a part of the robot moves otherwise than in replays from other starts", ", ".join(others)
+        cure = "Check sign, unit and order of the actions that move it"
+    else:
+        return []
+    return [Fault("replay", False, told, where, cure)]
 
 
 def read_states(state_MS: Tensor, replayed_MS: Tensor, names: Sequence[str], moves_S: Tensor) -> Meaning:
@@ -250,7 +272,7 @@ def check_numbers(data: Demonstrations, time_F1: Tensor | None, config: RunConfi
     faults = []
     for doubt in doubts:
         what, _, options = doubt.partition(IF_SO)
-        cure = f"Give {options}" if options else "Check how it was recorded"
+        cure = f"If so, give {options}" if options else "Check how it was recorded"
         faults.append(Fault("numbers", serious, what, "in all frames", cure))
     normalizer = RunningNormalizer(spec.state_dim)
     normalizer.fit(data.state_FS)
@@ -271,7 +293,8 @@ def examine(config: RunConfig) -> tuple[dict[str, Any], list[Fault]]:
     try:
         data = read(path, config.data_keys, [camera.name for camera in spec.cameras])
     except Unfit as error:
-        return result, [Fault("numbers", True, str(error), "in the frame that is named", "Remove or mend such frames")]
+        cure = "Mend it, or leave out its episode"
+        return result, [Fault("numbers", True, str(error), "in the frame that is named", cure)]
     result |= {"episodes": len(data.episode_F.unique()), "frames": len(data.episode_F)}
     found = read_features(path, ("timestamp", DISTURBANCE, PLAN))
     numbers = check_numbers(data, found.get("timestamp"), config, spec)

@@ -56,6 +56,11 @@ def test_a_quoting_problem_says_how_to_quote() -> None:
         assert parse_overrides([f'out="{path}"']) == {"out": path}
 
 
+def test_the_home_directory_may_be_a_tilde() -> None:
+    for word in ("out=~/my runs/x", 'out="~/my runs/x"'):
+        assert parse_overrides([word]) == {"out": str(Path.home() / "my runs" / "x")}
+
+
 def test_precedence_is_command_line_then_tuned_then_group(config_dir: Path) -> None:
     plain = compose(config_dir, {})
     assert (plain["num_envs"], plain["algo"]) == (8, {"name": "ppo", "gamma": 0.99, "epochs": 5})

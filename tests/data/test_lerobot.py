@@ -6,6 +6,7 @@ import io
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -185,7 +186,7 @@ def test_numbers_that_are_not_finite(path: Path) -> None:
     values = np.ones(30, np.float32)
     values[14] = np.nan
     rewrite(path, action=pa.FixedSizeListArray.from_arrays(pa.array(values), 2))
-    with pytest.raises(UserError, match="action is not finite in 1 frames, the first is 7"):
+    with pytest.raises(UserError, match="action is not finite in 1 frames, the first is frame 3 of episode 1"):
         read(path)
 
 
@@ -217,7 +218,7 @@ def test_data_of_another_robot_or_rate(path: Path, spec: EnvSpec, message: str) 
 
 def test_a_rate_that_is_assumed_is_not_held_against_the_data(path: Path) -> None:
     spec = replace(SPEC, control_dt_s=1.0, assumed=("control_dt_s",))
-    (line,) = lerobot.check_fits(read(path), spec, path)
+    line = lerobot.check_fits(read(path), spec, path)[-1]
     assert "recorded at 20 Hz, but task test states no rate (1 is assumed): one action must be one step of it" in line
 
 
@@ -228,7 +229,59 @@ def test_one_name_for_a_whole_vector_names_no_entry(path: Path, names: object) -
     features["observation.state"]["names"] = names
     edit_info(path, features=features)
     assert read(path).state_names == ()
-    assert lerobot.check_fits(read(path), SPEC, path) == []
+    (line,) = lerobot.check_fits(read(path), SPEC, path)
+    assert "its episodes have 2 instructions, which a policy on the state does not read: do it, do that" in line
+
+
+@pytest.mark.parametrize("names", [{"a[1]": 1, "c": 2, "a[0]": 0}, {"group": ["a[0]", "a[1]", "c"]}])
+def test_names_may_be_a_mapping(path: Path, names: object) -> None:
+    """To their places, or groups of them, as LeRobot's recorders write it."""
+    features = json.loads((path / "meta" / "info.json").read_text())["features"]
+    features["observation.state"]["names"] = names
+    edit_info(path, features=features)
+    assert read(path).state_names == ("a[0]", "a[1]", "c")
+
+
+@pytest.mark.parametrize("names", [{"axes": None}, 3, None, "abc"])
+def test_names_that_are_none_do_not_count(path: Path, names: object) -> None:
+    features = json.loads((path / "meta" / "info.json").read_text())["features"]
+    features["observation.state"]["names"] = names
+    edit_info(path, features=features)
+    data = read(path, {"state": {"entries": ["2", "0"]}})
+    assert torch.equal(data.state_FS, read(path).state_FS[:, [2, 0]])
+
+
+@pytest.mark.parametrize(
+    "values", [{"fps": None}, {"fps": 0}, {"fps": "fast"}, {"features": None}, {"features": {"action": None}}], ids=str
+)
+def test_a_damaged_description_is_one_line(path: Path, values: dict[str, Any]) -> None:
+    edit_info(path, **values)
+    with pytest.raises(UserError, match=r"not a LeRobotDataset: no readable meta/info\.json"):
+        read(path)
+
+
+@pytest.mark.parametrize("key", ["episode_index", "frame_index", "timestamp"])
+@pytest.mark.parametrize("values", [["x"] * 15, [[1, 2]] * 15], ids=["text", "lists"])
+def test_a_column_that_is_no_number_is_one_line(path: Path, key: str, values: list[Any]) -> None:
+    rewrite(path, **{key: pa.array(values)})
+    with pytest.raises(UserError, match=f"cannot read {key}: "):
+        read(path)
+
+
+def test_a_file_that_is_missing_is_named(path: Path) -> None:
+    """Of a download that was interrupted; folders beside those of the format do not belong to it."""
+    table = frames(path)
+    folder, episodes = path / "data" / "chunk-000", path / "meta" / "episodes" / lerobot.FILE
+    rows = pq.read_table(episodes)
+    place = rows.column_names.index("data/file_index")
+    pq.write_table(rows.set_column(place, "data/file_index", pa.array([0, 0, 1])), episodes)
+    pq.write_table(table.slice(0, 10), folder / "file-000.parquet")
+    with pytest.raises(UserError, match=r"data/chunk-000/file-001\.parquet missing, which meta/episodes names"):
+        read(path)
+    pq.write_table(table.slice(10), folder / "file-001.parquet")
+    (path / "data" / "old").mkdir()
+    pq.write_table(table, path / "data" / "old" / "file-000.parquet")
+    assert len(read(path).episode_F) == 15
 
 
 def test_what_is_not_a_data_set(path: Path, tmp_path: Path) -> None:

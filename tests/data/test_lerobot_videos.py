@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import imageio_ffmpeg
 import numpy as np
@@ -137,6 +138,26 @@ def test_an_episode_does_not_get_frames_of_the_next_one(tmp_path: Path) -> None:
     pq.write_table(table.set_column(table.column_names.index(name), name, ends), file)
     with pytest.raises(UserError, match=r"file-000\.mp4 has 3 frames of episode 0, needed: 5"):
         read(path, cameras=["front"])
+
+
+@pytest.mark.parametrize("change", [lambda t: t - 1, lambda t: 0 * t, lambda t: t / 2, lambda t: t + np.nan])
+def test_times_that_name_no_frames_are_refused(tmp_path: Path, change: Callable[[Any], Any]) -> None:
+    """Before the video, all the same, too dense, or none."""
+    path = make(tmp_path / "set")
+    file = path / "data" / lerobot.FILE
+    table = pq.read_table(file)
+    times = pa.array(change(table["timestamp"].to_numpy()).astype(np.float32))
+    pq.write_table(table.set_column(table.column_names.index("timestamp"), "timestamp", times), file)
+    with pytest.raises(UserError, match=r"timestamps of episode 0 must rise by 1/20 s or more a frame"):
+        read(path, cameras=["front"])
+
+
+def test_a_camera_may_have_another_name(tmp_path: Path) -> None:
+    path = make(tmp_path / "set")
+    data = read(path, {"images": {"top": KEY}}, cameras=["top"])
+    assert torch.equal(data.images["top"], read(path, cameras=["front"]).images["front"])
+    with pytest.raises(UserError, match=r"lacks observation\.images\.top"):
+        read(path, cameras=["top"])
 
 
 def test_sizes_are_compared_before_decoding(tmp_path: Path) -> None:

@@ -97,6 +97,16 @@ def put(name: str, value: Any) -> Callable[[h5py.File], None]:
     return change
 
 
+def declare(name: str, shape: tuple[int, ...]) -> Callable[[h5py.File], None]:
+    """An array of that shape, of which nothing is stored."""
+
+    def change(file: h5py.File) -> None:
+        del file[name]
+        file.create_dataset(name, shape, np.float32, chunks=(1024, 6))
+
+    return change
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -105,11 +115,26 @@ def put(name: str, value: Any) -> Callable[[h5py.File], None]:
         (put("traj_0/obs", np.zeros((5, 6))), "obs/state has 5 rows, needed is 6, one more than actions"),
         (put("traj_0/actions", np.full((5, 4), np.nan)), "traj_0: actions is not finite"),
         (put("traj_0/actions", np.zeros((5, 3))), "trajectories differ in the sizes of state and action"),
+        (put("traj_0/actions", np.zeros(5)), r"actions have shape \(5,\), needed: \[T, A\]"),
+        (put("traj_0/actions", np.zeros((0, 4))), "with a control step or more"),
+        (put("traj_0/actions", [[b"a"] * 4] * 5), "traj_0: actions is not an array of numbers"),
+        (put("traj_0/success", np.ones(6)), r"success \(6,\) and rewards \(5,\) must have 5 numbers each"),
+        (declare("traj_0/obs", (2**40, 6)), "traj_0: state has 6,597,069,766,656 numbers, allowed: at most"),
     ],
 )
 def test_what_does_not_fit_is_said(change: Callable[[h5py.File], None], message: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=message):
         read_trajectories(record(tmp_path / "trajectory.h5", change=change))
+
+
+@pytest.mark.parametrize(
+    "kwargs", [[1], {"sim_config": {"control_freq": 0}}, {"sim_config": {"control_freq": "fast"}}], ids=str
+)
+def test_a_damaged_description_is_one_line(kwargs: Any, tmp_path: Path) -> None:
+    source = record(tmp_path / "trajectory.h5")
+    source.with_suffix(".json").write_text(json.dumps({"env_info": {"env_kwargs": kwargs}}))
+    with pytest.raises(UserError, match="is not the description of ManiSkill trajectories"):
+        read_trajectories(source)
 
 
 def test_bad_files_are_refused_and_nothing_is_written(tmp_path: Path) -> None:

@@ -91,6 +91,19 @@ def test_actions_beyond_the_space_are_refused_with_what_would_fit(action: Tensor
     check_fits(data, SPEC, path, options(message))
 
 
+def test_one_unit_for_all_entries_is_likelier_than_one_for_each(tmp_path: Path) -> None:
+    """Of an environment whose commands are degrees and a gripper from 0 to 100."""
+    terms = (ActionTerm("a", scale=110.0), ActionTerm("b", scale=100.0), ActionTerm("grip", scale=50.0, offset=50.0))
+    spec = replace(SPEC, action=Box(terms))
+    scale, offset = torch.tensor([110.0, 100.0, 50.0]), torch.tensor([0.0, 0.0, 50.0])
+    commands = offset + scale * SHARES[:, :3] * torch.tensor([0.8, 0.6, 0.9])
+    path = written(tmp_path, commands, spec=spec)
+    with pytest.raises(UserError, match="If so, give") as error:
+        check_fits(read(path), spec, path)
+    data = read(path, options(str(error.value)))
+    torch.testing.assert_close(offset + scale * data.action_FA, commands, rtol=1e-4, atol=1e-3)
+
+
 def test_the_options_of_the_message_recover_the_actions(tmp_path: Path) -> None:
     path = written(tmp_path, 100 * SHARES)
     torch.testing.assert_close(converted(path, refused(path)).action_FA, SHARES)
@@ -195,7 +208,8 @@ def test_entries_are_taken_by_name_and_in_the_order_of_the_task(tmp_path: Path) 
         ({"action": {"scal": [1.0]}}, "unknown key 'data_keys.action.scal'. Did you mean 'data_keys.action.scale'?"),
         ({"action": {"scale": 0.5}}, "data_keys.action.scale: got 0.5, allowed: a list"),
         ({"action": 5}, "data_keys.action: got 5, allowed: a name, or name, entries, scale and offset"),
-        ({"image": "x"}, "data_keys.image: state and action can have other names"),
+        ({"image": "x"}, "data_keys.image: state, action and images can have other names"),
+        ({"images": "x"}, "data_keys.images: got 'x', needed: data_keys.images.<camera>=<column>"),
     ],
 )  # fmt: skip
 def test_wrong_options_are_named(keys: dict[str, Any], message: str, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -81,6 +82,10 @@ def test_a_robot_is_driven_and_its_episodes_become_a_data_set_elsewhere(root: Pa
     made = run(convert.main, [source, f"bundle={reach_bundle()}", f"out={out}", "keep_failures=true"])
     assert made.code == 0, made.stderr
     assert len(read(out).state_FS) == made.result["frames"] == 80
+    for path in (tmp_path / "report" / "episodes").iterdir():  # those of two deployments in one folder
+        shutil.copy(path, path.with_name(f"second_{path.name}"))
+    made = run(convert.main, [source, f"bundle={reach_bundle()}", f"out={tmp_path / 'both'}", "keep_failures=true"])
+    assert (made.result["episodes"], made.result["frames"]) == (4, 160)
 
 
 @pytest.mark.parametrize(
