@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import mujoco
 import numpy as np
 import torch
 from torch import Tensor
@@ -15,6 +16,7 @@ from embodied.envs.episodes.registry import SamplerSetup, UniformConfig
 from embodied.envs.episodes.sampler import UniformSampler
 from embodied.envs.episodes.seeding import EpisodeRng
 from embodied.envs.mujoco.pool import MujocoPool
+from embodied.envs.mujoco.randomization.randomizer import members
 from embodied.envs.mujoco.robots.described import TILT_DEG
 from embodied.envs.mujoco.robots.gripper_description import GripperDescription
 from embodied.envs.mujoco.robots.jaws import measure_jaws
@@ -95,7 +97,7 @@ def _gap(pool: MujocoPool, robot: GripperDescription) -> Finding:
 
 def _started(pool: MujocoPool) -> Finding:
     _start(pool)
-    solved = float(pool.task.success().float().mean())
+    solved = int(pool.task.success().sum()) / pool.num_envs
     measured = f"{solved:.0%} of {pool.num_envs} episodes are solved at their start"
     return solved < BEGUN, measured, "success, or reset, that leaves something to do"
 
@@ -106,14 +108,27 @@ def _still(pool: MujocoPool) -> Finding:
     for _ in range(3):
         _step(pool, zero)
         places.append(pool.arm.tcp_pos.reshape(-1, 3).clone())
-    whole_m, moved_m = (float((places[-1] - places[k]).norm(dim=-1).max()) for k in (0, 2))
+    moved_KN = torch.stack([(places[-1] - places[k]).norm(dim=-1).view(pool.num_envs, -1).amax(1) for k in (0, 2)])
+    whole_m, moved_m = moved_KN.amax(1).tolist()
     seconds = _steps(pool) * pool.spec.control_dt_s
     measured = f"zero actions move the tool by {whole_m * 1e3:.1f} mm, then by {moved_m * 1e3:.1f} mm in {seconds:g} s"
-    return (
-        moved_m < STILL_M and whole_m < SUNK_M * pool.view.scale.reach,
-        measured,
-        "control.from_target, control.rotation (seven joints) or weightless: true, or stiffer servos",
-    )
+    change = "control.from_target, control.rotation (seven joints) or weightless: true, or stiffer servos"
+    if names := _touching(pool, int(moved_KN.sum(0).argmax())):
+        change = f"another start, since the robot begins in contact with {', '.join(names)}"
+    return moved_m < STILL_M and whole_m < SUNK_M * pool.view.scale.reach, measured, change
+
+
+def _touching(pool: MujocoPool, env_id: int) -> list[str]:
+    """Return the names of bodies that touch the robot at the start of an env's first episode."""
+    _start(pool)
+    model, data = pool.model, mujoco.MjData(pool.model)
+    for name in ("qpos", "mocap_pos", "mocap_quat"):
+        getattr(data, name)[:] = pool.batch.bind(name)[env_id]
+    mujoco.mj_forward(model, data)
+    own = model.body_rootid[members(model, "body")["arm"]]
+    pairs = model.geom_bodyid[data.contact.geom[data.contact.dist < 0]]
+    others = [body for pair in pairs for body in pair if len(set(np.isin(model.body_rootid[pair], own))) == 2]
+    return sorted({model.body(body).name for body in others if model.body_rootid[body] not in own})
 
 
 def _hold(pool: MujocoPool, robot: GripperDescription) -> Finding:
@@ -132,7 +147,7 @@ def _hold(pool: MujocoPool, robot: GripperDescription) -> Finding:
         up_N3[:, 2] = rise_m
         action = pool.arm.move_tool(up_N3, up_N3[:, 0], -torch.ones(len(ids)), torch.full((len(ids), 1), 0.5).double())
         _step(pool, action)
-    held = float(pool.view.grasped(name).float().mean())
+    held = int(pool.view.grasped(name).sum()) / pool.num_envs
     drag = max(joint.damping for joint in robot.kinematics.joints)
     measured = f"{held:.0%} of the objects that start in the hand are held while it closes and rises"
     change = "tool at the object's centre, gripper force, friction and links, or less damping of servos"
@@ -143,7 +158,7 @@ def _expert(pool: MujocoPool) -> Finding:
     _start(pool)
     for _ in range(pool.spec.max_episode_steps):
         step = pool.step(pool.task.expert())
-    solved = float(step.episodes.success_at_end_M.float().mean())
+    solved = int(step.episodes.success_at_end_M.sum()) / pool.num_envs
     measured = f"the scripted expert solves {solved:.1%} of {pool.num_envs} episodes, needed: {SOLVED:.0%}"
     return solved >= SOLVED, measured, "see the picture (picture=<file>.png)"
 

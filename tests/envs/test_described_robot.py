@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import mujoco
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 import torch
 import yaml
 
+from embodied.core.arm import Chain
 from embodied.core.errors import UserError
 from embodied.envs import make_pool, make_sampler
 from embodied.envs.mujoco.randomization.non_model import PRESLIDING
@@ -150,6 +152,21 @@ def test_a_place_at_a_site_has_its_orientation_and_what_is_added_to_it(tmp_path:
 def test_what_is_wrong_is_named(tmp_path: Path, changes: dict[str, object], message: str) -> None:
     with pytest.raises(UserError, match=message):
         build_robot(written(tmp_path, **changes), {})
+
+
+@pytest.mark.parametrize("turn", [1.6, -2.0])
+def test_a_tool_that_is_turned_at_home_gets_the_quat_that_turns_it_back(tmp_path: Path, turn: float) -> None:
+    """Zero actions would turn the gripper."""
+    (tmp_path / "arm.xml").write_text(Panda.mjcf.read_text().replace('name="tcp"', 'name="tool"'))
+    home = HOME | {"joint7": HOME["joint7"] + turn}
+    changes: dict[str, Any] = {"mjcf": "arm.xml", "home": home, "tool": {"site": "tool"}}
+    with pytest.raises(UserError, match=r"at home the tool is turned by -?\d+ deg about the vertical") as error:
+        build_robot(written(tmp_path, **changes), {})
+    changes["tool"]["quat"] = yaml.safe_load(str(error.value).partition("tool.quat: ")[2].partition("]")[0] + "]")
+    robot = build_robot(written(tmp_path, **changes), {})
+    _, mat, _ = Chain(robot.kinematics).tool(robot.home_qpos)
+    np.testing.assert_allclose(mat, np.diag([1, -1, -1]), atol=0.05)
+    build_robot(written(tmp_path, **changes | {"tool": {"site": "tool"}}), {"rotation": True})  # which can turn it
 
 
 @pytest.mark.parametrize("servos", [{}, {"joint7": {"force": 12.0, "kp": 100.0, "kd": 10.0}}])

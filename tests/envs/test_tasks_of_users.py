@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -209,6 +210,22 @@ def test_the_check_finds_a_task_that_is_solved_at_its_start() -> None:
     assert found["start"].passed
     assert found["ik"].why.startswith("no areas to reach")
     assert "expert" not in found
+
+
+class InTheWay(Lid):
+    def build_scene(self, spec: mujoco.MjSpec) -> None:
+        super().build_scene(spec)
+        spec.body("box").add_geom(type=BOX, size=[0.05, 0.05, 0.05])
+
+    def reset(self, ids: Tensor, rng: EpisodeRng) -> None:
+        super().reset(ids, rng)
+        self.box[ids] = self.view.tensor([0.6, 0.0, 0.2])
+
+
+def test_the_check_names_what_touches_the_robot_at_the_start() -> None:
+    found = {result.name: result for result in check_robot(started(InTheWay(TaskConfig()), num_envs=8))}
+    assert not found["still"].passed
+    assert re.search(r"another start, since the robot begins in contact with (box|lid)", found["still"].why)
 
 
 def test_the_picture_of_a_task_without_an_expert_shows_an_arm_that_stands_still(tmp_path: Path) -> None:

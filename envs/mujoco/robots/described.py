@@ -38,7 +38,7 @@ FINGER_FRICTION = [1, 0.02, 0.0001]  # sliding, torsional and rolling, of finger
 CRITICAL = [0.02, 1.0]  # time constant (s) and damping ratio of their contacts
 STIFFNESS, DAMPING = 1000.0, 100.0  # of servos without gains, per inertia of the joint, 1/s^2 and 1/s
 HOME_SLACK = 1e-3  # how far home may be beyond a joint's range, rad or m
-TILT_DEG = 30.0  # greatest tilt of a tool that is kept vertical
+TILT_DEG = 30.0  # greatest tilt and turn at home of a tool that is kept vertical and does not turn
 SLIDES_M = 0.001  # how far a gap may be from twice the position of fingers that slide
 
 
@@ -167,7 +167,7 @@ class DescribedArm(GripperArm):
         return spec
 
     def _check_freedom(self) -> None:
-        """Raise UserError for a home beyond the joints' ranges, from which actions cannot move the tool, or tilted."""
+        """Raise UserError for a home beyond joints' ranges, tilted or turned, or where actions cannot move the tool."""
         for joint in self.kinematics.joints:
             if not joint.low - HOME_SLACK <= joint.home <= joint.high + HOME_SLACK:
                 allowed = f"{joint.low:.3g} to {joint.high:.3g}{' (degrees?)' if joint.kind == 'hinge' else ''}"
@@ -192,6 +192,13 @@ class DescribedArm(GripperArm):
         if not free and tilt_deg > TILT_DEG:
             got = f"at home the tool is tilted by {tilt_deg:.0f} deg from vertical, allowed: up to {TILT_DEG:g}"
             raise UserError(f"robot {self.name}: {got}: change home, or the quat of tool, whose z axis points down")
+        yaw = np.arctan2(mat[1, 0], mat[0, 0])
+        if not (free or self.config.rotation) and abs(np.degrees(yaw)) > TILT_DEG:  # zero actions would turn it to 0
+            quat = np.zeros(4)
+            mujoco.mju_mulQuat(quat, np.array(self.file.tool.quat), np.array([np.cos(yaw / 2), 0, 0, np.sin(yaw / 2)]))
+            got = f"at home the tool is turned by {np.degrees(yaw):.0f} deg about the vertical, at most {TILT_DEG:g}"
+            cure = f"write tool.quat: [{', '.join(f'{x:.7g}' for x in quat.round(7) + 0.0)}], or change home"
+            raise UserError(f"robot {self.name}: {got}: {cure}")
 
     def _inertia(self, spec: mujoco.MjSpec) -> dict[str, float]:
         """Return the inertia of each joint with the arm at home and all other joints at 0, kg m^2 or kg."""
