@@ -4,8 +4,8 @@ words ──► compose ──► refuses what is mistyped before a simulator is
 task  ──► EnvSpec ──► derive ──► settings, and lines that say why ──► compose again, below the words
 
 They depend on the spec and on the words alone, so that a command and a seed train the same everywhere
-(docs/defaults.md). Our own tasks have the defaults of configs/train.yaml and of the policy's file, but more envs where
-a GPU simulates them; a task with a recipe has that.
+(docs/defaults.md). Tasks on our simulators have the defaults of configs/train.yaml and of the policy's file, but end at
+a success, and have more envs where a GPU simulates them; a task with a recipe has that.
 """
 
 from collections.abc import Callable, Mapping
@@ -15,7 +15,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from embodied.algos.config import PPOConfig
+from embodied.algos.config import GRPOConfig, PPOConfig
 from embodied.algos.registry import ALGORITHMS
 from embodied.core.config import nest
 from embodied.core.errors import NeedsCameras
@@ -28,6 +28,8 @@ NUM_ENVS = 8
 CHUNK = 4  # actions of a chunk, where policies have some
 OF_CHUNKS = {"policy.sigma_init": 0.25, "runtime.decisions": 8, "algo.epochs": 5}
 """Of a flow policy from scratch that is told to plan chunks of actions."""
+EXPLORING = (PPOConfig, GRPOConfig)  # algorithms that learn from the policy's own exploration
+SOLVED = 0.99  # success at which training ends
 SIZES = ("policy.horizon", "policy.execute")
 ON_GPU = {
     "num_envs": 4096, "runtime.decisions": 4, "algo.epochs": 5,
@@ -82,8 +84,10 @@ def compose_new(words: Mapping[str, Any], tell: Callable[[str], None] = lambda l
 
 
 def _compose_own(words: Mapping[str, Any], tell: Callable[[str], None]) -> RunConfig:
-    """Compose the configuration of a new run on a task of ours."""
-    config = compose_run(_with_chunks(words))
+    """Compose the configuration of a new run on a task of ours, also of one in a user's file."""
+    algo = str(words.get("algo", "ppo"))
+    ends = {"stop_at_success": SOLVED} if ALGORITHMS[algo].config in EXPLORING else {}
+    config = compose_run(_with_chunks(words), ends)
     given = {"num_envs", "init", "data"} & words.keys()
     if config.sim.name != "warp" or given or config.policy.options.observed_cameras:
         return config
@@ -95,7 +99,7 @@ def _compose_own(words: Mapping[str, Any], tell: Callable[[str], None]) -> RunCo
     chunked = _with_chunks({"policy.horizon": CHUNK, **words}) if config.policy.name == "flow" else words
     settings = {key: value for key, value in chunked.items() if key not in words} | ON_GPU
     tell(f"sim=warp on a GPU → {_written(settings, words)}")
-    return compose_run({**chunked, **ON_GPU, **words})
+    return compose_run({**chunked, **ON_GPU, **words}, ends)
 
 
 def _with_options_of_init(words: Mapping[str, Any]) -> dict[str, Any]:

@@ -92,18 +92,18 @@ def test_what_is_given_wins_and_lines_say_the_rest() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "policy"),
+    ("words", "derived"),
     [
         ({"task": "gym/Cont-CC-PMSM-v0"}, {"policy": "gaussian"}),
-        ({"task": "pick_place"}, {}),
+        ({"task": "pick_place"}, {"stop_at_success": 0.99}),
         ({"task": "gym/Pendulum-v1", "algo": "grpo", "policy": "gaussian"}, {}),
     ],
     ids=lambda value: value.get("task", ""),
 )
-def test_recipes_and_our_own_tasks_and_other_algorithms_stay(words: dict[str, Any], policy: dict[str, str]) -> None:
+def test_recipes_and_our_own_tasks_and_other_algorithms_stay(words: dict[str, Any], derived: dict[str, Any]) -> None:
     if "PMSM" in words["task"]:
         pytest.importorskip("gym_electric_motor")
-    assert to_mapping(compose_new(words)) == to_mapping(compose_run({**policy, **words}))
+    assert to_mapping(compose_new(words)) == to_mapping(compose_run({**derived, **words}))
 
 
 def test_options_that_contradict_each_other_are_named(tmp_path: Path) -> None:
@@ -143,7 +143,7 @@ def test_a_task_alone_learns_and_its_run_holds_the_defaults(tmp_path: Path, monk
 @pytest.mark.parametrize("words", [{}, {"sim": "warp", "num_envs": 7}, {"sim": "warp", "device": "cpu"}])
 def test_our_own_tasks_have_more_envs_only_where_a_gpu_simulates_them(words: dict[str, Any]) -> None:
     lines: list[str] = []
-    assert to_mapping(compose_new(words, lines.append)) == to_mapping(compose_run(words))
+    assert to_mapping(compose_new(words, lines.append)) == to_mapping(compose_run({"stop_at_success": 0.99, **words}))
     assert not lines
     on_gpu = compose_new({"task": "reach", "sim": "warp", "device": "cuda"}, lines.append)
     assert on_gpu.num_envs == 4096
