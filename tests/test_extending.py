@@ -108,7 +108,7 @@ def test_worked_example(root: Path, tmp_path: Path, page: str) -> None:
 
 def test_a_task_in_a_file_of_your_own(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is checked, trained and evaluated in another folder, as its section says, and its expert solves it."""
-    page = (root / "docs" / "extending" / "task.md").read_text().partition("## A task in a file of your own")[2]
+    page = (root / "docs" / "extending" / "task.md").read_text().partition("## A task in the project")[0]
     for match in BLOCK.finditer(page):
         apply_block(tmp_path, match)
     monkeypatch.chdir(tmp_path)

@@ -36,7 +36,7 @@ from embodied.envs.mujoco.viewer import FRONT, Viewer, front, quick_viewer
 from embodied.envs.rendering.cameras import Camera
 from embodied.envs.rendering.vision import CameraRig, find_cameras
 from embodied.envs.tasks.base import Task, task_spec
-from embodied.envs.tasks.shapes import check_shapes
+from embodied.envs.tasks.shapes import check_finite, check_shapes
 
 _WARNINGS = slice(int(mujoco.mjtWarning.mjWARN_BADQPOS), int(mujoco.mjtWarning.mjWARN_BADQACC) + 1)
 # Under full random actions joints of the Panda reach 10 rad/s and objects 50 rad/s. Far above that, contacts are
@@ -142,7 +142,9 @@ class MujocoPool(EpisodicEnv):
         broken_n = self.guard.check(raised)
         self.view.changed()
         self.non_model.moved()
-        return step_result(self.task, broken_n)
+        result = step_result(self.task, broken_n)
+        check_finite(self.task, result.reward_N)
+        return result
 
     def observe(self, ids: Ints | None = None) -> Obs:
         measured, true = self.non_model.observe(ids), {**self.task.privileged(), **self.task.observe()}
@@ -150,6 +152,8 @@ class MujocoPool(EpisodicEnv):
         obs = {
             "state": pack_terms(self.spec.state, seen, rows), "privileged": pack_terms(self.spec.privileged, true, ids),
         }  # fmt: skip
+        for vector in obs.values():
+            check_finite(self.task, vector)
         if self.rig is not None and self.observe_images:
             obs |= self.rig.render(ids, segmentation=self.observe_segmentation)
             obs["instruction"] = self.task.instruction_N[slice(None) if ids is None else ids].clone()

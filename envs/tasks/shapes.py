@@ -1,5 +1,7 @@
-"""Check shapes and kinds of what a task returns, once for each task."""
+"""Check shapes and kinds of what a task returns, once for each task, and that its numbers are finite, always."""
 
+import math
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -34,11 +36,25 @@ def check_shapes(task: Task, num_envs: int) -> None:
     for name, value in task.outcomes().items():
         check(f"outcomes()['{name}']", value, truth=True)
     rewards = task.rewards(success_N)
-    if not rewards:
-        raise UserError(f"task {task.name}: rewards(): got nothing, needed: at least one term")
+    if not isinstance(rewards, Mapping) or not rewards:
+        got = "nothing" if isinstance(rewards, Mapping) else type(rewards).__name__
+        raise UserError(f"task {task.name}: rewards(): got {got}, needed: a dictionary of at least one term")
     for name, value in rewards.items():
         check(f"rewards()['{name}']", value)
     read = task.observe() | task.privileged()
     for term in (quantity.term for quantity in (*task.observed(), *task.observed_by_critic())):
         check(f"Quantity '{term.name}'", read[term.name], term.size)
     task.shapes_checked = True
+
+
+def check_finite(task: Task, values: Tensor) -> None:
+    """Raise UserError that names what the task computed, if not all of ``values``, which follow from it, are finite."""
+    if math.isfinite(values.sum()):
+        return
+    quantities = {f"Quantity '{name}'": value for name, value in (task.observe() | task.privileged()).items()}
+    rewards = {f"rewards()['{name}']": value for name, value in task.rewards(task.success()).items()}
+    for name, value in (quantities | rewards).items():
+        broken_N = ~torch.isfinite(value).view(len(value), -1).all(1)
+        if broken_N.any():
+            envs = broken_N.nonzero()[:5, 0].tolist()
+            raise UserError(f"task {task.name}: {name}: not finite in {int(broken_N.sum())} envs, such as {envs}")

@@ -16,6 +16,19 @@ from embodied.core.errors import UserError
 from embodied.envs.registry import TASKS
 
 MINE = "from embodied.core.options import config_dataclass\n\n\n@config_dataclass\nclass Options:\n    size: int = 3\n"
+OPTIONS = """
+from embodied.envs.tasks.base import Task
+from embodied.envs.tasks.config import TaskConfig
+
+
+class Own(TaskConfig):
+    length_m: float = 0.1
+
+
+class Mine(Task):
+    instruction = "x"
+    observed = observed_by_critic = rewards = success = lambda self: None
+"""
 LIFT = "from embodied.envs.tasks.lift import Lift\n\n\nclass Mine(Lift): ...\n"
 
 
@@ -101,6 +114,8 @@ def test_a_file_that_came_with_a_run_is_imported_only_if_it_is_named(
             "from embodied.envs.tasks.base import Task\n\n\nclass A(Task):\n    instruction = 'x'\n",
             "my_task.py:A", "the class lacks observed, observed_by_critic, rewards, success",
         ),
+        (OPTIONS + "    config: Own\n", "my_task.py:Mine", "write @config_dataclass above class Own"),
+        (OPTIONS, "my_task.py:Mine", "the class lacks the annotation config: Own"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_with_a_task_of_a_file_is_named(tmp_path: Path, text: str, name: str, message: str) -> None:

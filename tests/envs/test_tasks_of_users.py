@@ -159,6 +159,11 @@ class HoldsNothing(Lid):
     held_object = "lid"
 
 
+class OneReward(Lid):
+    def rewards(self, success: Tensor) -> Any:
+        return 0.5 * success
+
+
 @dataclass
 class Mistake:
     task: type[Task]
@@ -178,6 +183,7 @@ class Mistake:
             HalfAnArea, r"yellow_low_m and yellow_high_m are the corners.*; got \(0.4, 0.0\) and None", HalfAnAreaConfig
         ),
         Mistake(NoReward, r"rewards\(\): got nothing"),
+        Mistake(OneReward, r"rewards\(\): got Tensor, needed: a dictionary"),
         Mistake(TwoOfAName, r"two quantities are called 'joint_pos'; taken: joint_pos, joint_vel, "),
         Mistake(Backwards, r"Quantity 'from_lid': unknown term before it 'lid'.* Allowed: tcp_pos"),
         Mistake(HoldsNothing, r"held_object needs half_width_m"),
@@ -187,6 +193,31 @@ class Mistake:
 def test_a_mistake_in_a_task_is_told_as_one(mistake: Mistake) -> None:
     with pytest.raises(UserError, match=mistake.message):
         started(mistake.task(mistake.config()))
+
+
+class LateReward(Lid):
+    def rewards(self, success: Tensor) -> dict[str, Tensor]:
+        return {"fine": 0.5 * success, "odd": torch.where(self.angle < 0.3, torch.nan, 1.0)}
+
+
+class LateQuantity(Lid):
+    def observed(self) -> tuple[Quantity, ...]:
+        return (Quantity(Term("odd", 1, ""), lambda: column(torch.where(self.angle < 0.3, torch.nan, 1.0))),)
+
+
+LATE = {"reward": (LateReward, r"rewards\(\)\['odd'\]"), "state": (LateQuantity, "Quantity 'odd'")}
+
+
+@pytest.mark.parametrize(("task", "message"), LATE.values(), ids=LATE)
+def test_what_is_not_finite_later_is_named(task: type[Task], message: str) -> None:
+    env = started(task(TaskConfig()))
+
+    def until_the_lid_falls() -> None:
+        for _ in range(env.spec.max_episode_steps):
+            env.step(torch.zeros(4, 4))
+
+    with pytest.raises(UserError, match=f"{message}: not finite in [1-4] envs, such as"):
+        until_the_lid_falls()
 
 
 def test_a_bind_that_forgets_the_base_class_still_has_a_view() -> None:
