@@ -20,11 +20,11 @@ from embodied.envs.mujoco.randomization.randomizer import members
 from embodied.envs.mujoco.robots.described import TILT_DEG
 from embodied.envs.mujoco.robots.gripper_description import GripperDescription
 from embodied.envs.mujoco.robots.jaws import measure_jaws
-from embodied.envs.tasks.base import Task
+from embodied.envs.tasks.base import Task, distance
 
 EPISODES, SOLVED, HELD = 200, 0.95, 0.9  # HELD: chance that objects in the hand stay there
 BEGUN = 0.5  # share of episodes that may be solved at their start
-STILL_M, SUNK_M = 0.002, 0.05  # SUNK_M: of an arm as large as the Panda
+STILL_M, SUNK_M, MOVED_M = 0.002, 0.05, 0.05  # the last two: of an arm and of objects as large as the Panda's
 Finding = tuple[bool, str, str]
 """Whether it is good, what was measured, and what to change if it is not."""
 
@@ -32,8 +32,8 @@ Finding = tuple[bool, str, str]
 def check_robot(pool: VecEnv, note: Callable[[str], None] = print) -> Iterator[Result]:
     """Yield the results of all checks of the task's robot that apply. pool: ``EPISODES`` envs of a task of ours.
 
-    note: called if policies cannot be exported, which is no fault. No results if episodes cannot begin: ``run_checks``
-    then says why.
+    note: called with what is odd but no fault: policies that cannot be exported, and objects that begin out of reach or
+    move by themselves. No results if episodes cannot begin: ``run_checks`` then says why.
     """
     if not isinstance(pool, MujocoPool):
         return
@@ -45,6 +45,8 @@ def check_robot(pool: VecEnv, note: Callable[[str], None] = print) -> Iterator[R
         note(f"policies for robot {robot.name} cannot be exported: it lacks {robot.lacks}")
     try:
         _start(pool)
+        for line in _odd_starts(pool, robot):
+            note(line)
     except Exception:  # of a task in a user's file
         return
     checks: dict[str, Callable[[], Finding]] = {
@@ -100,6 +102,21 @@ def _started(pool: MujocoPool) -> Finding:
     solved = int(pool.task.success().sum()) / pool.num_envs
     measured = f"{solved:.0%} of {pool.num_envs} episodes are solved at their start"
     return solved < BEGUN, measured, "success, or reset, that leaves something to do"
+
+
+def _odd_starts(pool: MujocoPool, robot: GripperDescription) -> Iterator[str]:
+    """Yield lines about free bodies that begin out of reach, or move although the robot stands still."""
+    names = [pool.model.body(body).name for body in members(pool.model, "body")["objects"]]
+    start_BN3 = {name: pool.view.position(name).clone() for name in names}
+    _step(pool, torch.zeros(pool.num_envs, pool.spec.action.size))
+    low_2, high_2 = (pool.view.tensor(corner[:2]) for corner in robot.workspace_m)
+    for name, start_N3 in start_BN3.items():
+        beyond_m = float(torch.maximum(low_2 - start_N3[:, :2], start_N3[:, :2] - high_2).max())
+        moved_m = float(distance(pool.view.position(name), start_N3).max())
+        if beyond_m > 0:
+            yield f"{name} begins up to {beyond_m:.2f} m outside of the workspace of robot {robot.name}"
+        if moved_m > MOVED_M * pool.view.scale.reach:
+            yield f"{name} moves by up to {moved_m:.2f} m while the robot stands still: does it begin inside something?"
 
 
 def _still(pool: MujocoPool) -> Finding:

@@ -259,6 +259,23 @@ def test_the_check_names_what_touches_the_robot_at_the_start() -> None:
     assert re.search(r"another start, since the robot begins in contact with (box|lid)", found["still"].why)
 
 
+class Loose(Lid):
+    """A ball that begins beside the table's part that the tool reaches, and below the table's surface."""
+
+    def build_scene(self, spec: mujoco.MjSpec) -> None:
+        super().build_scene(spec)
+        ball = add_body(spec, "ball", pos=[1.0, 0.0, -0.1])
+        ball.add_freejoint()
+        ball.add_geom(size=[0.03, 0, 0])
+
+
+def test_the_check_notes_objects_that_begin_at_odd_places() -> None:
+    notes: list[str] = []
+    next(check_robot(started(Loose(TaskConfig())), notes.append))
+    assert notes[0] == "ball begins up to 0.25 m outside of the workspace of robot franka_panda"
+    assert re.match(r"ball moves by up to \d\.\d\d m while the robot stands still: does it begin inside", notes[1])
+
+
 def test_the_picture_of_a_task_without_an_expert_shows_an_arm_that_stands_still(tmp_path: Path) -> None:
     source = Path(__file__).read_text().partition("\ndef started")[0]
     (tmp_path / "lid.py").write_text(source)
