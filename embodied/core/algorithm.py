@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 from torch import Tensor
 
@@ -13,32 +13,25 @@ Metrics = dict[str, float]
 """Values of one update by the name under which they are logged."""
 
 
-class ProcessGroup(Protocol):
-    """Learner processes that make each update together. Every process has its own fragments of the batch."""
+class ProcessGroup:
+    """Learner processes that make each update together. Every process has its own fragments of the batch.
 
-    rank: int
+    This class is a group of one, which has the whole batch.
+    """
+
+    rank = 0
     """Number of this process, from 0."""
-    size: int
+    size = 1
 
     def sum(self, tensor: Tensor) -> Tensor:
         """Return the sum of a tensor of numbers over all processes, the same bits in each. All must call it.
 
         Shape, type and device are those of ``tensor``, which must have the same shape and type in all processes.
         """
-        ...
-
-
-class SingleProcess:
-    """One learner process, which has the whole batch."""
-
-    rank = 0
-    size = 1
-
-    def sum(self, tensor: Tensor) -> Tensor:
         return tensor
 
 
-SINGLE_PROCESS = SingleProcess()
+SINGLE_PROCESS = ProcessGroup()
 
 
 class Algorithm(ABC):

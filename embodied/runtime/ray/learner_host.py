@@ -53,8 +53,8 @@ def open_store(address: str, timeout_s: float) -> tuple[Any, Rendezvous]:
     return store, (address, port)
 
 
-class Collective:
-    """The processes of a group, as ``embodied.core.algorithm.ProcessGroup``.
+class Collective(ProcessGroup):
+    """Several processes, which sum with torch.distributed.
 
     address: of this process's node. device: of the policy; CUDA sums by NCCL. PeerLost if a process does not join
     within ``timeout_s``, and from ``sum`` if one is gone or does not take part for so long.
@@ -80,7 +80,6 @@ class Collective:
             raise PeerLost(f"learner process {rank} of {size} cannot join the others: {error}") from error
 
     def sum(self, tensor: Tensor) -> Tensor:
-        """Return the sum over all processes; see ``ProcessGroup.sum``."""
         values = tensor.detach().to(self.device, copy=True).contiguous()
         if values.numel():
             try:
@@ -133,7 +132,7 @@ class LearnerHost(Host):
         policy = copy.deepcopy(self.policy).to(device)
         torch.set_rng_state(self.rng_state.clone())
         algorithm = recipe.make_algorithm(policy)
-        learners: ProcessGroup = SINGLE_PROCESS
+        learners = SINGLE_PROCESS
         if self._rendezvous is not None:
             learners = Collective(
                 self._rendezvous, self.rank, self.config.num_learners,
