@@ -10,10 +10,10 @@ T_95 = (12.7062, 4.3027, 3.1824, 2.7764, 2.5706, 2.4469, 2.3646, 2.3060, 2.2622,
 Z_95 = 1.959963984540054  # 97.5th percentile of the standard normal distribution
 
 
-def wilson_interval(successes: int, trials: int, z: float = Z_95) -> tuple[float, float]:
-    """Return the Wilson score interval of a binomial proportion; [0, 1] if there are no trials.
+def wilson_interval(successes: int, trials: int) -> tuple[float, float]:
+    """Return the 95% Wilson score interval of a binomial proportion; [0, 1] if there are no trials.
 
-    z: quantile of the standard normal for the wanted confidence. ValueError unless 0 <= successes <= trials.
+    ValueError unless 0 <= successes <= trials.
     Source: E. B. Wilson, "Probable inference, the law of succession, and statistical inference", JASA 22 (1927).
 
     >>> [round(x, 4) for x in wilson_interval(8, 10)]
@@ -23,7 +23,7 @@ def wilson_interval(successes: int, trials: int, z: float = Z_95) -> tuple[float
         raise ValueError(f"successes={successes} must be between 0 and trials={trials}")
     if trials == 0:
         return 0.0, 1.0
-    rate = successes / trials
+    rate, z = successes / trials, Z_95
     scale = 1.0 + z * z / trials
     centre = (rate + z * z / (2 * trials)) / scale
     half = z * math.sqrt(rate * (1 - rate) / trials + z * z / (4 * trials * trials)) / scale

@@ -30,14 +30,6 @@ def test_extremes_and_symmetry() -> None:
     assert low < 0.3 < high
 
 
-def test_wider_with_confidence_narrower_with_trials() -> None:
-    def width(trials: int, z: float) -> float:
-        low, high = wilson_interval(trials // 2, trials, z)
-        return high - low
-
-    assert width(100, 2.576) > width(100, 1.96) > width(400, 1.96)
-
-
 @pytest.mark.parametrize(("successes", "trials"), [(-1, 5), (6, 5)])
 def test_impossible_counts(successes: int, trials: int) -> None:
     with pytest.raises(ValueError, match="successes"):
