@@ -125,13 +125,13 @@ def test_a_policy_trained_for_delay_gets_the_actions_that_will_be_executed() -> 
 
 
 def test_ensembles_average_all_plans_for_a_step_oldest_first() -> None:
-    schedule = Schedule("ensemble", 3, 3, 3, DT, decay=0.5)
+    schedule = Schedule("ensemble", 3, 3, 3, DT)
     for step in range(5):
         assert schedule.request(step) is not None
         schedule.arrive(chunk(step, 3), 0.0)
         action = schedule.action(step)
         assert action[0] == pytest.approx(step)
-    weights = np.exp(-0.5 * np.arange(3))
+    weights = np.exp(-0.01 * np.arange(3))
     assert action[1] == pytest.approx((weights * [2, 3, 4]).sum() / weights.sum())
 
 

@@ -23,6 +23,7 @@ from embodied.deployment.bundle.description import Bundle
 Chunk = NDArray[np.float32]
 ScheduleName = Literal["synchronous", "ensemble", "rtc"]
 MAX_TICKS_PER_STEP = 1000
+DECAY = 0.01  # of the weight of a plan in an ensemble, from each to the next newer one; ACT has this value too
 REMEMBERED = 10  # latencies that the estimate of the delay looks back on
 
 
@@ -47,15 +48,14 @@ class Schedule:
     """
 
     def __init__(
-        self, kind: str, horizon: int, execute: int, action_dim: int, control_dt_s: float, max_delay: int = 0,
-        decay: float = 0.01,
-    ) -> None:  # fmt: skip
+        self, kind: str, horizon: int, execute: int, action_dim: int, control_dt_s: float, max_delay: int = 0
+    ) -> None:
         if kind not in get_args(ScheduleName):
             raise unknown_name("schedule", kind, get_args(ScheduleName))
         if not 1 <= execute <= horizon:
             raise UserError(f"execute: got {execute}, allowed: 1 to {horizon}")
         self.kind, self.horizon, self.execute, self.max_delay = kind, horizon, execute, max_delay
-        self.action_dim, self.control_dt_s, self.decay = action_dim, control_dt_s, decay
+        self.action_dim, self.control_dt_s = action_dim, control_dt_s
         self._latencies_s: deque[float] | None = None
         self.restart()
 
@@ -130,7 +130,7 @@ class Schedule:
         self.padded.discard(step)
         action: Chunk = rows[-1]
         if self.kind == "ensemble":
-            weights = np.exp(-self.decay * np.arange(len(rows)))
+            weights = np.exp(-DECAY * np.arange(len(rows)))
             action = ((weights[:, None] * np.stack(rows)).sum(0) / weights.sum()).astype(np.float32)
         self._last = step, action
         return action
