@@ -6,7 +6,6 @@ last one of an episode ignores its action and returns the first observation of t
 ``info["elapsed_step"]`` 0: leave that transition out.
 """
 
-import os
 from collections import namedtuple
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -20,6 +19,7 @@ import torch
 from gymnasium.vector import AutoresetMode
 from numpy.typing import NDArray
 
+from embodied.core.device import available_cores
 from embodied.core.errors import UserError
 from embodied.core.spec import EnvSpec
 from embodied.core.types import Obs
@@ -42,7 +42,7 @@ def make(
     if size < 1 or num_envs % size:
         raise UserError(f"batch_size: got {batch_size}, allowed: divisors of num_envs, {num_envs}")
     count = num_envs // size
-    threads = num_threads if count == 1 or num_threads < 0 else max(1, (num_threads or os.cpu_count() or 1) // count)
+    threads = num_threads if count == 1 or num_threads < 0 else max(1, (num_threads or available_cores()) // count)
     options = {"num_threads": threads, "autoreset": AutoresetMode.NEXT_STEP, **options}
     batches = [open_task(task, size, seed=seed + i * size, **options) for i in range(count)]
     return EnvPoolView(batches, {"seed": seed, "num_threads": num_threads})

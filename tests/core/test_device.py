@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import io
+import os
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
-from embodied.core.device import CPU, resolve_device
+from embodied.core import device as devices
+from embodied.core.device import CPU, available_cores, resolve_device
 from embodied.core.errors import UserError
+from embodied.envs.adapters.config import GymSimConfig, ManiSkillConfig
+from embodied.envs.adapters.gym import family as gym
+from embodied.envs.adapters.maniskill import family as maniskill
 from embodied.envs.registry import MujocoFamily
+from embodied.envs.views import envpool
 from embodied.runtime.config import LocalConfig
 from embodied.runtime.ray.config import RayConfig
 from embodied.runtime.recipe import device_of
@@ -106,3 +114,25 @@ def test_parts_on_ray_may_have_a_gpu_that_this_process_lacks() -> None:
     assert sum(config.resources_of(kind, True, True)["GPU"] for kind in kinds) <= 1
     assert [config.resources_of(kind, False, True).get("GPU") for kind in kinds] == [None] * 3
     assert acting_device(compose_run({"task": "reach", "runtime": "ray", "device": "cuda"})) == CPU
+
+
+def test_simulators_start_no_more_than_the_control_group_allows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of eight cores, its quota allows this process two."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
+    monkeypatch.setattr(os, "cpu_count", lambda: 8)
+    monkeypatch.setattr(devices, "open", lambda *_, **__: io.StringIO("200000 100000\n"), raising=False)
+    assert available_cores() == 2
+
+    slow = replace(gym.probe("tests.envs.toy_gym:Toy-v0", {}, None), step_s=1e-2)
+    assert gym._processes(slow, 0, GymSimConfig()) == 2
+
+    monkeypatch.setattr(maniskill.ManiSkill, "spec", lambda *_: None)
+    monkeypatch.setattr(maniskill, "ManiSkillProcesses", lambda *given: given[-1])
+    task = maniskill.ManiSkillTaskConfig()
+    assert maniskill.ManiSkill().make("PickCube-v1", task, num_envs=4, num_threads=0, sim=ManiSkillConfig()) == 2
+
+    threads: list[int] = []
+    monkeypatch.setattr(envpool, "open_task", lambda *_, num_threads, **__: threads.append(num_threads))
+    monkeypatch.setattr(envpool, "EnvPoolView", lambda *_: None)
+    envpool.make("reach", 4, batch_size=2)
+    assert threads == [1, 1]

@@ -5,7 +5,6 @@ scaled from [-1, 1]. An episode is seeded by its plan, so it is the same whateve
 is that of the plan. docs/simulators.md describes it for users.
 """
 
-import os
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -14,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from embodied.core.device import available_cores
 from embodied.core.episodes import EpisodePlans, Ints
 from embodied.core.errors import UserError
 from embodied.core.spec import SUCCESS, Box, CameraSpec, EnvSpec, Instruction
@@ -133,4 +133,4 @@ def _processes(found: Probe, num_threads: int, sim: GymSimConfig) -> int:
         raise UserError(f"sim.processes: got {wanted}, allowed: 0, because {why}")
     if wanted is not None or why or found.step_s <= SLOW_STEP_S:
         return wanted or 0
-    return num_threads or len(os.sched_getaffinity(0))
+    return num_threads or available_cores()

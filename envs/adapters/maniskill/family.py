@@ -9,7 +9,6 @@ trajectories, so that a policy can be trained on both.
 
 import functools
 import itertools
-import os
 import signal
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -23,6 +22,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageOps
 from torch import Tensor
 
+from embodied.core.device import available_cores
 from embodied.core.episodes import EpisodePlans, Ints
 from embodied.core.errors import UserError, unknown_name
 from embodied.core.process.child import ChildDied, ChildObject
@@ -251,7 +251,7 @@ class ManiSkill:
         request = Request(id, *modes, sim.sim_backend, tuple(cameras))
         if sim.sim_backend == "physx_cuda":
             return ManiSkillScene(spec, request, num_envs, terminate_on)
-        return ManiSkillProcesses(spec, request, num_envs, terminate_on, num_threads or len(os.sched_getaffinity(0)))
+        return ManiSkillProcesses(spec, request, num_envs, terminate_on, num_threads or available_cores())
 
 
 @functools.cache
