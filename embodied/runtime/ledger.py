@@ -135,18 +135,13 @@ class Ledger:
             self._closed = True
             self._changed.notify_all()
 
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        """Continue after ``version`` consumed batches, before anything was admitted."""
-        with self._changed:
-            assert not self._leases
-            assert self.accepted == self.version * self.batch_fragments
-            self.version = state["version"]
-            self.accepted = self._next = self.version * self.batch_fragments
+    def continue_after(self, version: int, learner: int) -> None:
+        """Continue after ``version`` consumed batches, before anything was admitted or for another learner.
 
-    def rewind(self, version: int, learner: int) -> None:
-        """Go back to ``version`` batches, for another learner; tickets that were given out before are refused."""
+        Tickets that were given out before are refused.
+        """
         with self._changed:
-            assert learner > self._learner
+            assert learner > self._learner or self._next == self.version * self.batch_fragments
             self._leases.clear()
             self._freed.clear()
             self._given.clear()

@@ -265,7 +265,7 @@ class Runtime(AbstractContextManager["Runtime"], ABC):
             raise UserError(f"the checkpoint has {differ}: keep num_envs, num_env_workers and groups_per_worker")
         self._load_groups(runtime["groups"], runtime["incarnations"])
         self.learner.load_state_dict({**state, "counters": runtime["counters"]})
-        self.ledger.load_state_dict(runtime["ledger"])
+        self.ledger.continue_after(runtime["ledger"]["version"], self.learner.incarnation)
         self._rollout = dict(runtime["rollout"])
         self.evaluator.last_iteration = self.evaluator.evaluated_at = runtime["evaluated_at"]
 

@@ -174,7 +174,7 @@ def test_a_lost_learner_takes_its_tickets_and_batches_with_it() -> None:
         assert ledger.deliver(ticket)
         channel.put(fragment_of(ticket))
     ledger.consumed_batch()
-    ledger.rewind(0, learner=1)
+    ledger.continue_after(0, learner=1)
     channel.empty(learner=1)
     assert (ledger.version, ledger.accepted, ledger.in_flight, len(channel)) == (0, 0, 0, 0)
     assert not ledger.deliver(late)
@@ -203,7 +203,7 @@ def test_a_lost_learner_takes_its_tickets_and_batches_with_it() -> None:
 
 def test_state_continues_after_the_consumed_batches() -> None:
     ledger = Ledger(3, 1)
-    ledger.load_state_dict({"version": 4})
+    ledger.continue_after(4, learner=0)
     ticket = ledger.try_acquire(0)
     assert ticket is not None
     assert ticket.sequence == 12

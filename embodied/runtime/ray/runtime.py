@@ -156,7 +156,7 @@ class RayRuntime(Runtime):
         done = threading.Event()
 
         def rewind() -> None:  # in the controller's thread, between two events
-            self.ledger.rewind(learner.iteration, learner.incarnation)
+            self.ledger.continue_after(learner.iteration, learner.incarnation)
             self.channel.empty(learner.incarnation)
             done.set()
 

@@ -139,7 +139,7 @@ class Loop(ABC):
             return
         self._lost = False
         self._begin_learner(Weight())
-        self.ledger.rewind(self.learner.iteration, process.incarnation)
+        self.ledger.continue_after(self.learner.iteration, process.incarnation)
         self.channel.empty(process.incarnation)
         self.checks.rewound(self.saved)
         self._ask_learner("publishes", self._publish)

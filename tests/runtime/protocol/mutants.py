@@ -72,34 +72,35 @@ class LetsFastGroupsIn(Ledger):
 
 
 class ForgetsItsVersion(Ledger):
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        pass
+    def continue_after(self, version: int, learner: int) -> None:
+        if learner:
+            super().continue_after(version, learner)
 
 
 class CountsTheBatchTwice(Ledger):
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        super().load_state_dict({"version": state["version"] + 1})
+    def continue_after(self, version: int, learner: int) -> None:
+        super().continue_after(version if learner else version + 1, learner)
 
 
 class ForgetsToGoBack(Ledger):
     """A learner was lost, and its batches count on."""
 
-    def rewind(self, version: int, learner: int) -> None:
-        super().rewind(max(version, self.version), learner)
+    def continue_after(self, version: int, learner: int) -> None:
+        super().continue_after(max(version, self.version), learner)
 
 
 class KeepsTicketsOfALostLearner(Ledger):
-    def rewind(self, version: int, learner: int) -> None:
+    def continue_after(self, version: int, learner: int) -> None:
         leases = dict(self._leases)
-        super().rewind(version, learner)
+        super().continue_after(version, learner)
         self._leases.update(leases)
 
 
 class TakesTicketsOfALostLearner(Ledger):
     """Tickets do not say for which learner they are, so a late one is taken for another one with its number."""
 
-    def rewind(self, version: int, learner: int) -> None:
-        super().rewind(version, learner)
+    def continue_after(self, version: int, learner: int) -> None:
+        super().continue_after(version, learner)
         self._learner = 0
 
 

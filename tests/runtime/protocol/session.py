@@ -46,7 +46,7 @@ class Session(Loop):
         if checkpoint is not None:
             self._restored = dict(checkpoint["groups"])
             self.prior_restarts = list(checkpoint["incarnations"])
-            self.ledger.load_state_dict(checkpoint["ledger"])
+            self.ledger.continue_after(checkpoint["ledger"]["version"], 0)
         checks.begin(self, checkpoint)
 
     def run(self, until_s: float) -> int:
