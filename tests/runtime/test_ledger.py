@@ -1,4 +1,4 @@
-"""The ledger's promises under random interleavings and real threads: the bound holds and nothing deadlocks."""
+"""The ledger's promises, one by one and with real threads. Random interleavings: tests/runtime/protocol."""
 
 from __future__ import annotations
 
@@ -75,44 +75,6 @@ def test_lease_of_a_dead_worker_comes_back() -> None:
         assert not ledger.deliver(dead), "a fragment of a released lease must be refused"
         assert ledger.deliver(again)
         assert ledger.consumed_batch() == 1
-
-
-@pytest.mark.parametrize("max_staleness", [0, 1, 2, 5])
-def test_random_interleavings_never_deadlock_nor_break_the_bound(max_staleness: int) -> None:
-    """A scheduler that picks any possible event, with deaths: the learner must always be served in the end."""
-    for seed in range(40):
-        rng = random.Random(seed)
-        workers, groups = rng.randint(1, 4), rng.randint(1, 3)
-        ledger = Ledger(workers * groups, max_staleness)
-        channel = Channel(workers * groups, max_staleness)
-        incarnation = [0] * workers
-        running: dict[tuple[int, int], tuple[Ticket, int]] = {}
-        stuck = 0
-        while ledger.version < 12:
-            stuck += 1
-            assert stuck < 2_000, "no batch although every worker was scheduled"
-            key = rng.randrange(workers), rng.randrange(groups)
-            if rng.random() < 0.03:  # worker dies with all its groups
-                ledger.release_worker(key[0], incarnation[key[0]])
-                incarnation[key[0]] += 1
-                running = {k: held for k, held in running.items() if k[0] != key[0]}
-            elif key in running and rng.random() < 0.5:
-                ticket, version = running.pop(key)
-                assert ledger.deliver(ticket)
-                channel.put(fragment_of(ticket, version))
-            elif key not in running:
-                ticket = ledger.try_acquire(key[0], incarnation[key[0]], key[1])
-                if ticket is not None:
-                    running[key] = ticket, ledger.version
-            limit = (ledger.version + 1 + max_staleness) * ledger.batch_fragments
-            assert ledger.accepted + ledger.in_flight <= limit
-            numbers = range(ledger.version * ledger.batch_fragments, (ledger.version + 1) * ledger.batch_fragments)
-            if all(number in channel._fragments for number in numbers):
-                batch = channel.take(ledger.version)
-                staleness = [ledger.version - int(fragment.version_TN) for fragment in batch]
-                assert max(staleness) <= max_staleness
-                ledger.consumed_batch()
-                stuck = 0
 
 
 @pytest.mark.parametrize("max_staleness", [0, 1, 3])
