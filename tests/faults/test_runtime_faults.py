@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import errno
 import logging
 import os
-import resource
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +27,7 @@ from embodied.core.spec import EnvSpec
 from embodied.core.types import Fragment, Obs, PolicySample, Timestep
 from embodied.policies.gaussian import GaussianPolicy
 from embodied.runtime import checkpoint
+from tests.faults.damage import cut, flip, remove
 from tests.runtime.builders import DECISIONS, build, make_policy, runtime_threads
 from tests.runtime.point_env import LIMIT, PointEnv
 
@@ -237,62 +236,21 @@ def save(run_dir: Path, env_steps: int, size: int = 1000) -> Path:
     return checkpoint.save(run_dir, env_steps, {"policy": {"w": torch.full((size,), float(env_steps))}, "runtime": {}})
 
 
-def damage(path: Path, how: str) -> None:
-    data = path.read_bytes()
-    if how == "truncated":
-        path.write_bytes(data[: len(data) // 2])
-    elif how == "bit flipped":
-        path.write_bytes(data[:-500] + bytes([data[-500] ^ 1]) + data[-499:])
-    else:
-        path.unlink()
-
-
-@pytest.mark.parametrize("how", ["truncated", "bit flipped", "missing"])
+@pytest.mark.parametrize("damage", [cut, flip, remove])
 @pytest.mark.parametrize("file", ["policy.pt", "manifest.json"])
 def test_corrupt_checkpoint_gives_way_to_the_one_before(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, how: str, file: str
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, damage: Callable[[Path, str], None], file: str
 ) -> None:
     save(tmp_path, 10)
-    if how == "bit flipped" and file == "manifest.json":
-        how = "truncated"
-    damage(save(tmp_path, 20) / file, how)
+    damage(save(tmp_path, 20), file)
     found = checkpoint.load_latest(tmp_path)
     assert found is not None
     assert found.env_steps == 10
     assert float(found.state["policy"]["w"][0]) == 10.0
     assert "step_20" in caplog.text
-    damage(tmp_path / "checkpoints/step_10" / file, how)
+    damage(tmp_path / "checkpoints/step_10", file)
     with pytest.raises(UserError, match="corrupt"):
         checkpoint.load_latest(tmp_path)
-
-
-def test_a_corrupt_last_one_can_be_written_again(tmp_path: Path) -> None:
-    save(tmp_path, 10)
-    damage(save(tmp_path, 20) / "policy.pt", "truncated")
-    save(tmp_path, 20)
-    found = checkpoint.load_latest(tmp_path)
-    assert found is not None
-    assert found.env_steps == 20
-
-
-def test_full_disk_keeps_the_last_one_and_leaves_no_rubbish(tmp_path: Path) -> None:
-    """A limit on file size stands for the full disk: a write fails half-way with an OSError all the same."""
-    save(tmp_path, 10)
-    before = sorted(str(path) for path in tmp_path.rglob("*"))
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    try:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))
-        with pytest.raises(OSError, match="File too large") as caught:
-            save(tmp_path, 20, size=1_000_000)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-        signal.signal(signal.SIGXFSZ, handler)
-    assert caught.value.errno == errno.EFBIG
-    assert sorted(str(path) for path in tmp_path.rglob("*")) == before
-    found = checkpoint.load_latest(tmp_path)
-    assert found is not None
-    assert found.env_steps == 10
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
