@@ -47,6 +47,7 @@ def test_help_and_a_word_that_cannot_be_read_wait_for_no_large_library(word: str
     words = [sys.executable, "-X", "importtime", "-m", "embodied.train", word]
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert done.returncode == code, done.stderr
+    assert ("resume=<run dir>" in done.stdout) == (word == "--help")
     imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines() if line.startswith("import time:")}
     assert "embodied.core.config" in imported
     assert not imported & {"torch", "mujoco", "numpy", "gymnasium", "pyarrow", "transformers"}
