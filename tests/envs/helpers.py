@@ -78,3 +78,28 @@ def cut_after_three(env: EpisodicEnv, steps: int, in_a_row_N: Tensor, other: Epi
         if other is not None:
             assert_same(step, other.step(action))
     return cut
+
+
+def assert_continues(task: str, sim: dict[str, Any], num_envs: int = 4, **setup: Any) -> None:
+    """From its state a pool goes on bit for bit: a fresh one, and the same one going back. setup: of the sampler."""
+    plan = actions(list(range(num_envs)), 30, 4)
+    env = pool(task, num_envs, 9, sim=sim, seed=3, **setup)
+    for t in range(13):
+        env.step(plan[:, t])
+    state = {key: value.clone() for key, value in env.state_dict().items()}
+    assert env.sampler is not None
+    drawn, obs = env.sampler.state_dict(), env.observe()
+    expected = [env.step(plan[:, t]) for t in range(13, 30)]
+    other = pool(task, num_envs, 9, sim=sim, seed=99)
+    other.step(plan[:, 0])
+    for resumed in (other, env):
+        sampler = make_sampler(resumed, 3, **setup)
+        sampler.load_state_dict(drawn)
+        resumed.load_state_dict(state, sampler)
+        torch.testing.assert_close(resumed.observe(), obs, rtol=0, atol=0)
+        for before, t in zip(expected, range(13, 30), strict=True):
+            after = resumed.step(plan[:, t])
+            assert_same(before, after)
+            torch.testing.assert_close(before.episodes.return_M, after.episodes.return_M, rtol=0, atol=0)
+            assert before.episodes.length_M.tolist() == after.episodes.length_M.tolist()
+            assert before.episodes.plans.instruction_n.tolist() == after.episodes.plans.instruction_n.tolist()

@@ -20,7 +20,7 @@ from embodied.envs import make_pool, make_sampler
 from embodied.envs.mujoco.pool import MujocoPool
 from embodied.envs.tasks.base import Quantity
 from embodied.envs.tasks.lift import Lift, LiftConfig
-from tests.envs.helpers import actions, assert_same, cut_after_three, pool, restart
+from tests.envs.helpers import actions, assert_continues, assert_same, cut_after_three, pool, restart
 
 FRICTION = {"field": "geom_friction", "names": ["left_pad", "right_pad"], "range": [0.5, 1.5], "column": 0}
 MASS = {"field": "body_mass", "names": ["cube"], "range": [0.5, 2.0], "mode": "startup"}
@@ -160,27 +160,7 @@ def test_a_returned_observation_stays_what_it_was() -> None:
 
 @pytest.mark.parametrize("sim", [{}, RANDOMIZATION], ids=["plain", "randomised"])
 def test_continues_exactly_from_its_state(sim: dict) -> None:
-    n, plan = 4, actions([0, 1, 2, 3], 30, 4)
-    env = pool("lift", n, 9, sim=sim, stagger=True, seed=3)
-    for t in range(13):
-        env.step(plan[:, t])
-    state = {key: value.clone() for key, value in env.state_dict().items()}
-    assert env.sampler is not None
-    drawn, obs = env.sampler.state_dict(), env.observe()
-    expected = [env.step(plan[:, t]) for t in range(13, 26)]
-
-    other = pool("lift", n, 9, sim=sim, seed=99)
-    other.step(plan[:, 0])
-    for resumed in (other, env):  # a fresh pool, and the same one going back
-        sampler = make_sampler(resumed, 3, stagger=True)
-        sampler.load_state_dict(drawn)
-        resumed.load_state_dict(state, sampler)
-        torch.testing.assert_close(resumed.observe(), obs, rtol=0, atol=0)
-        for before, t in zip(expected, range(13, 26), strict=True):
-            after = resumed.step(plan[:, t])
-            assert_same(before, after)
-            torch.testing.assert_close(before.episodes.return_M, after.episodes.return_M, rtol=0, atol=0)
-            assert before.episodes.length_M.tolist() == after.episodes.length_M.tolist()
+    assert_continues("lift", sim, stagger=True)
 
 
 def test_an_episode_begins_with_fields_that_a_task_varies_and_with_sensors_of_accelerations_at_0() -> None:

@@ -13,13 +13,12 @@ import torch
 from embodied.core.arm import Chain
 from embodied.core.config import read_preset
 from embodied.core.errors import UserError
-from embodied.envs import make_sampler
 from embodied.envs.episodes.seeding import EpisodeRng
 from embodied.envs.mujoco.pool import MujocoPool
 from embodied.envs.mujoco.randomization.object_shapes import SIZE_FIELDS
 from embodied.envs.mujoco.scene import Shape, add_object
 from embodied.session.config import CONFIG_DIR
-from tests.envs.helpers import actions, assert_same, pool, restart
+from tests.envs.helpers import actions, assert_continues, pool, restart
 
 SIM2REAL = read_preset(CONFIG_DIR, "sim2real")
 
@@ -293,23 +292,7 @@ def test_a_mass_that_changes_within_an_episode_keeps_the_object_s_size_and_shape
     [("pick_place", SIM2REAL), ("tabletop", SIM2REAL), ("tabletop", CHANGING_MASS), ("stack", CHANGING_MASS)],
 )
 def test_continues_exactly_from_its_state(task: str, sim: dict[str, Any]) -> None:
-    n, plan, options = 4, actions([0, 1, 2, 3], 30, 4), {"stagger": True, "stages": True}
-    env = pool(task, n, 9, sim=sim, seed=3, **options)
-    for t in range(13):
-        env.step(plan[:, t])
-    state = {key: value.clone() for key, value in env.state_dict().items()}
-    assert env.sampler is not None
-    drawn, obs = env.sampler.state_dict(), env.observe()
-    expected = [env.step(plan[:, t]) for t in range(13, 30)]
-    other = pool(task, n, 9, sim=sim, seed=99)
-    other.step(plan[:, 0])
-    for resumed in (other, env):
-        sampler = make_sampler(resumed, 3, **options)
-        sampler.load_state_dict(drawn)
-        resumed.load_state_dict(state, sampler)
-        torch.testing.assert_close(resumed.observe(), obs, rtol=0, atol=0)
-        for before, t in zip(expected, range(13, 30), strict=True):
-            assert_same(before, resumed.step(plan[:, t]))
+    assert_continues(task, sim, stagger=True, stages=True)
 
 
 def test_an_episode_is_a_function_of_its_plan() -> None:

@@ -12,13 +12,12 @@ from mujoco.batch import MODEL_FIELDS, Batch
 from torch import Tensor
 
 from embodied.core.spec import TRAIN
-from embodied.envs import make_sampler
 from embodied.envs.mujoco.pool import MujocoPool
 from embodied.envs.mujoco.randomization.object_shapes import ShapeVariants
 from embodied.envs.mujoco.scene import RED, Shape, add_object, on_table
 from embodied.envs.rendering.vision import CAMERAS
 from embodied.envs.tasks.tabletop import SLOTS, UPRIGHT
-from tests.envs.helpers import PANDA, actions, assert_same, pool, restart
+from tests.envs.helpers import PANDA, assert_continues, pool, restart
 
 SHAPES = (Shape("box", (0.02,) * 3), Shape("cylinder", (0.02, 0.035)), Shape("sphere", (0.025,)))
 NAMES = ("a", "b", "c")
@@ -128,36 +127,9 @@ def test_episodes_tell_what_was_asked() -> None:
     assert env.instruction_texts != words
 
 
-def test_an_env_is_the_same_in_any_company() -> None:
-    together, alone = pool("tabletop", 5, 8, seed=3), pool("tabletop", 1, 8, seed=6)
-    plan = actions(list(range(3, 8)), 20, 4)
-    for t in range(20):
-        a, b = together.step(plan[:, t]), alone.step(plan[3:4, t])
-        assert_same(a, b, rows_a=slice(3, 4))
-        assert together.task.instruction_N[3] == alone.task.instruction_N[0]
-
-
-@pytest.mark.parametrize("sim", [{}, {"randomization": {"mass": {
-    "field": "body_mass", "names": ["target"], "range": [0.5, 2.0]}}}], ids=["plain", "randomised"])  # fmt: skip
-def test_continues_exactly_from_its_state(sim: dict) -> None:
-    n, plan = 6, actions(list(range(6)), 30, 4)
-    env = pool("tabletop", n, 9, sim=sim, stagger=True, seed=3, splits=(TRAIN,))
-    for t in range(13):
-        env.step(plan[:, t])
-    state, obs = {key: value.clone() for key, value in env.state_dict().items()}, env.observe()
-    assert env.sampler is not None
-    drawn = env.sampler.state_dict()
-    expected = [env.step(plan[:, t]) for t in range(13, 26)]
-    other = pool("tabletop", n, 9, sim=sim, seed=99)
-    sampler = make_sampler(other, 99, stagger=True, splits=(TRAIN,))
-    sampler.load_state_dict(drawn)
-    other.load_state_dict(state, sampler)
-    torch.testing.assert_close(other.observe(), obs, rtol=0, atol=0)
-    for before, t in zip(expected, range(13, 26), strict=True):
-        after = other.step(plan[:, t])
-        assert_same(before, after)
-        assert before.episodes.plans.instruction_n.tolist() == after.episodes.plans.instruction_n.tolist()
-        assert torch.equal(before.episodes.return_M, after.episodes.return_M)
+def test_continues_exactly_with_masses_of_its_own_for_every_shape() -> None:
+    mass = {"field": "body_mass", "names": ["target"], "range": [0.5, 2.0]}
+    assert_continues("tabletop", {"randomization": {"mass": mass}}, num_envs=6, stagger=True, splits=(TRAIN,))
 
 
 def test_with_cameras_the_instruction_is_observed_and_objects_are_not() -> None:
