@@ -37,17 +37,7 @@ def moved(policy: TinyPolicy, scale: float = 0.05) -> TinyPolicy:
     return newer
 
 
-@pytest.mark.parametrize("correction", CORRECTIONS)
-def test_the_ratio_is_one_and_the_kl_zero_at_the_first_update(correction: str) -> None:
-    policy = TinyPolicy()
-    metrics = ppo(policy, correction=correction, **ONCE).update([make_fragment(policy, seed=1)], version=0)
-    assert metrics["train/ratio_first"] == pytest.approx(1.0, abs=1e-5)
-    assert metrics["train/approx_kl"] == pytest.approx(0.0, abs=1e-5)
-    assert metrics["train/clip_fraction"] == 0.0
-    assert metrics["async/ess"] == pytest.approx(1.0, abs=1e-5)
-
-
-def test_with_learning_rate_zero_they_stay_so_for_ever() -> None:
+def test_with_learning_rate_zero_ratio_and_kl_never_move() -> None:
     """Also across versions whose normaliser differs: what the actor used is what the learner evaluates."""
     policy = TinyPolicy()
     before, algorithm = parameters(policy), ppo(policy, learning_rate=0.0, target_kl=1e-5)
