@@ -53,10 +53,10 @@ class Tasks(Registry["type[Task]"]):
         config = get_type_hints(build)["config"]
         if not (isinstance(config, type) and issubclass(config, TaskConfig)):
             raise UserError(f"task {name}: config: its annotation must be a config_dataclass that inherits TaskConfig")
-        options = [key for key, thing in classes.items() if issubclass(thing, TaskConfig)]
-        if config is TaskConfig and len(tasks) == len(options) == 1:
+        options = [key for key, thing in classes.items() if issubclass(thing, config) and thing is not config]
+        if len(tasks) == len(options) == 1:
             raise UserError(f"task {name}: the class lacks the annotation config: {options[0]}")
-        if "__dataclass_fields__" not in vars(config):
+        if vars(config).get("__annotations__") and "__dataclass_fields__" not in vars(config):
             raise UserError(f"task {name}: write @config_dataclass above class {config.__name__}")
         return Entry(name, build, config)
 

@@ -55,8 +55,9 @@ def columns_of(keys: Mapping[str, Any]) -> tuple[Column, Column]:
     unknown = sorted(set(keys) - {*NAMES, "images"})
     if unknown:
         raise UserError(f"data_keys.{unknown[0]}: state, action and images can have other names in a data set")
-    if not isinstance(keys.get("images", {}), Mapping):
-        raise UserError(f"data_keys.images: got {keys['images']!r}, needed: data_keys.images.<camera>=<column>")
+    images = keys.get("images", {})
+    if not isinstance(images, Mapping) or not all(isinstance(name, str) for name in images.values()):
+        raise UserError(f"data_keys.images: got {images!r}, needed: data_keys.images.<camera>=<column>")
     columns = []
     for what, usual in NAMES.items():
         given = keys.get(what, {})
@@ -140,7 +141,7 @@ def check_actions(action_FA: Tensor, spec: EnvSpec, column: Column, path: Path, 
     own: dict[int, Conversion | None] = {}
     may_be_own = not (says_units or column.scale or column.offset)
     ranges = _ranges(action_FA)
-    in_own_unit = [physical(term)[0] for term in spec.action.terms]
+    in_own_unit = [(physical(term) or [Conversion("", 1.0)])[0] for term in spec.action.terms]  # none: it cannot move
     all_own = all(_size(one, ends) <= 1 + ROUNDING for one, ends in zip(in_own_unit, ranges, strict=True))
     for i, (term, (low, high)) in enumerate(zip(spec.action.terms, ranges, strict=True)):
         if (size := max(-low, high)) > 1 + ROUNDING:

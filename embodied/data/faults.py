@@ -53,7 +53,8 @@ def check_frames(data: Demonstrations, time_F1: Tensor | None, spec: EnvSpec) ->
             found.append(Fault(name, serious, f"{what}: {len(at)}", listed(at), cure))
 
     often = len(uneven) > RARE * len(time_F)
-    check("time stamps", often, uneven.tolist(), f"frames that are not {dt:g} s before the next", "Sample at that rate")
+    cure = "Sample at that rate, or if a robot waited there for its policy, record with schedule=rtc"
+    check("time stamps", often, uneven.tolist(), f"frames that are not {dt:g} s before the next", cure)
     check("one frame", False, short.tolist(), "episodes of one frame", "Check where episodes end")
     check("time limit", False, long.tolist(), f"episodes longer than the time limit of {limit} steps", "Cut them")
     names, values = (*spec.state_names, *spec.action_names), torch.cat((data.state_FS, data.action_FA), 1)

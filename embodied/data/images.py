@@ -84,7 +84,7 @@ def read_videos(path: Path, info: Mapping[str, Any], key: str, episode_F: Tensor
             first, last = (round(place[name] * fps) for name in ("from_timestamp", "to_timestamp"))
         times = torch.arange(length) if time_F is None else (time_F[start : start + length] * fps).round()
         if not (first >= 0 and times.isfinite().all() and times[0] >= 0 and (times.diff() >= 1).all()):
-            rise = f"timestamps of episode {episode} must rise by 1/{fps:g} s or more a frame, from 0 or later"
+            rise = f"timestamps of episode {episode} must name a frame of 1/{fps:g} s each, in order, from 0 on"
             raise UserError(f"data set {path}: {rise}")
         frames = times.long().tolist()
         if last - first < (needed := max(frames) + 1):

@@ -25,14 +25,15 @@ import pyarrow.parquet as pq
 import torch
 from torch import Tensor
 
-from embodied.core.errors import UserError, nearest
+from embodied.core.errors import UserError, nearest, unknown_name
 from embodied.core.spec import CameraSpec, EnvSpec
 from embodied.data import columns
 from embodied.data.demonstrations import Demonstrations
 from embodied.data.images import decode_png, read_videos, reading
 
 VERSION = "v3.0"
-FILE = "chunk-000/file-000.parquet"
+FILE, DATA_FILE = "chunk-000/file-000.parquet", "chunk-{chunk_index:03d}/file-{file_index:03d}.parquet"
+PLACES = ["data/chunk_index", "data/file_index"]  # where the frames of an episode are, in meta/episodes
 STATE, ACTION, IMAGES, TASK = columns.NAMES["state"], columns.NAMES["action"], columns.IMAGES, "task_index"
 FRAME, TIME = "frame_index", "timestamp"
 UNITS, RECORDED_WITH = "meta/units.json", "meta/recorded_with.json"
@@ -55,6 +56,9 @@ def read(path: Path, keys: Mapping[str, Any] | None = None, cameras: Sequence[st
         found = json.loads((path / UNITS).read_text(encoding="utf-8")) if (path / UNITS).is_file() else {}
         units = {column: tuple(map(str, of_entries)) for column, of_entries in found.items()}
     features = info["features"]
+    for camera in (keys or {}).get("images", {}):
+        if camera not in cameras:
+            raise unknown_name("camera in data_keys.images", camera, [*cameras])
     images = {camera: columns.of_camera(camera, keys or {}) for camera in cameras}
     missing = [name for name in (state.name, action.name, *images.values()) if name not in features]
     if missing:
@@ -69,6 +73,9 @@ def read(path: Path, keys: Mapping[str, Any] | None = None, cameras: Sequence[st
         stored += [key] if kind == "image" else []
     further = [name for name in (FRAME, TIME, DISTURBANCE) if name in features]
     table = _frames(path, [state.name, action.name, *stored, "episode_index", TASK, *further])
+    total = info.get("total_frames")
+    if isinstance(total, int) and table.num_rows > total:
+        raise UserError(f"data set {path}: data/ has {table.num_rows} frames, meta/info.json says {total}")
     episode = _column(table, "episode_index", np.int64, path)
     if len(episode) == 0 or bool((episode.diff() < 0).any()):
         raise UserError(f"data set {path}: frames must be there, and in the order of their episodes")
@@ -105,7 +112,8 @@ def check_sizes(path: Path, spec: EnvSpec, keys: Mapping[str, Any] | None = None
     features = _info(path)["features"]
     for camera in spec.cameras:
         feature = features.get(columns.of_camera(camera.name, keys or {}), {})
-        sizes = dict(zip(_names(feature), feature.get("shape") or (), strict=False))
+        shape = feature.get("shape")
+        sizes = dict(zip(_names(feature), shape if isinstance(shape, list) else (), strict=False))
         _check_size(path, camera, sizes.get("height", camera.height), sizes.get("width", camera.width))
 
 
@@ -176,15 +184,16 @@ def _info(path: Path) -> dict[str, Any]:
 
 def _files(path: Path) -> list[Path]:
     """Return the data files in order. UserError if there is none, or one lacks that meta/episodes names."""
-    files = sorted((path / "data").glob("chunk-*/file-*.parquet"))
+    files = sorted((path / "data").glob("*/*.parquet"))
     if not files:
-        raise UserError(f"data set {path}: it has no data files, data/chunk-000/file-000.parquet and so on")
+        raise UserError(f"data set {path}: it has no data files, data/*/*.parquet")
     with reading(path, "meta/episodes"):
-        places = ["data/chunk_index", "data/file_index"]
-        tables = [pq.read_table(file, columns=places) for file in (path / "meta" / "episodes").glob("*/*.parquet")]
-        rows = {tuple(row[place] for place in places) for table in tables for row in table.to_pylist()}
-        named = [path / "data" / f"chunk-{chunk:03d}" / f"file-{file:03d}.parquet" for chunk, file in sorted(rows)]
-    if missing := [str(file.relative_to(path)) for file in named if file not in files]:
+        pattern = str(_info(path).get("data_path") or f"data/{DATA_FILE}")
+        tables = [pq.read_table(file) for file in (path / "meta" / "episodes").glob("*/*.parquet")]
+        whole = [table.select(PLACES) for table in tables if {*PLACES} <= {*table.column_names}]
+        places = sorted({tuple(map(int, row.values())) for table in whole for row in table.to_pylist()})
+        named = [pattern.format(chunk_index=chunk, file_index=file) for chunk, file in places]
+    if missing := [name for name in named if path / name not in files]:
         raise UserError(f"data set {path}: {', '.join(missing[:5])} missing, which meta/episodes names")
     return files
 

@@ -134,8 +134,9 @@ class Learner:
 
 def rewarded_where_executed(fragment: Fragment) -> Fragment:
     """Return the fragment without rewards of control steps after the end of an episode, which nothing executed."""
-    executed_TNE = torch.arange(fragment.reward_TNE.shape[2]) < fragment.num_steps_TN[..., None].cpu()
-    return replace(fragment, reward_TNE=fragment.reward_TNE * executed_TNE.to(fragment.reward_TNE.device))
+    step_E = torch.arange(fragment.reward_TNE.shape[2], device=fragment.num_steps_TN.device)
+    executed_TNE = (step_E < fragment.num_steps_TN[..., None]).to(fragment.reward_TNE.device)
+    return replace(fragment, reward_TNE=fragment.reward_TNE.masked_fill(~executed_TNE, 0.0))
 
 
 def mask_before(fragment: Fragment, oldest: int) -> Fragment:

@@ -1,6 +1,7 @@
 """Whether a robot of ours can do a task: each check says what was measured and, if it fails, what to change."""
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from typing import Any
 
 import mujoco
@@ -45,10 +46,11 @@ def check_robot(pool: VecEnv, note: Callable[[str], None] = print) -> Iterator[R
         note(f"policies for robot {robot.name} cannot be exported: it lacks {robot.lacks}")
     try:
         _start(pool)
-        for line in _odd_starts(pool, robot):
-            note(line)
     except Exception:  # of a task in a user's file
         return
+    with suppress(Exception):  # of such a task: a check below says it
+        for line in _odd_starts(pool):
+            note(line)
     checks: dict[str, Callable[[], Finding]] = {
         "ik": lambda: _ik(pool, robots), "fingers": lambda: _fingers(robot), "start": lambda: _started(pool),
     }  # fmt: skip
@@ -104,11 +106,12 @@ def _started(pool: MujocoPool) -> Finding:
     return solved < BEGUN, measured, "success, or reset, that leaves something to do"
 
 
-def _odd_starts(pool: MujocoPool, robot: GripperDescription) -> Iterator[str]:
+def _odd_starts(pool: MujocoPool) -> Iterator[str]:
     """Yield lines about free bodies that begin out of reach, or move although the robot stands still."""
     names = [pool.model.body(body).name for body in members(pool.model, "body")["objects"]]
     start_BN3 = {name: pool.view.position(name).clone() for name in names}
     _step(pool, torch.zeros(pool.num_envs, pool.spec.action.size))
+    robot = pool.task.robot
     low_2, high_2 = (pool.view.tensor(corner[:2]) for corner in robot.workspace_m)
     for name, start_N3 in start_BN3.items():
         beyond_m = float(torch.maximum(low_2 - start_N3[:, :2], start_N3[:, :2] - high_2).max())

@@ -116,6 +116,11 @@ def test_a_file_that_came_with_a_run_is_imported_only_if_it_is_named(
         ),
         (OPTIONS + "    config: Own\n", "my_task.py:Mine", "write @config_dataclass above class Own"),
         (OPTIONS, "my_task.py:Mine", "the class lacks the annotation config: Own"),
+        (
+            "from embodied.envs.tasks.lift import Lift\nfrom embodied.envs.tasks.config import LiftConfig\n"
+            "class Mine(Lift): ...\nclass Own(LiftConfig): ...\n",
+            "my_task.py:Mine", "the class lacks the annotation config: Own",
+        ),
     ],
 )  # fmt: skip
 def test_what_is_wrong_with_a_task_of_a_file_is_named(tmp_path: Path, text: str, name: str, message: str) -> None:

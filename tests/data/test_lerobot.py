@@ -269,7 +269,7 @@ def test_a_column_that_is_no_number_is_one_line(path: Path, key: str, values: li
 
 
 def test_a_file_that_is_missing_is_named(path: Path) -> None:
-    """Of a download that was interrupted; folders beside those of the format do not belong to it."""
+    """Of a download that was interrupted; and a folder that was left there, with frames of its own, is refused."""
     table = frames(path)
     folder, episodes = path / "data" / "chunk-000", path / "meta" / "episodes" / lerobot.FILE
     rows = pq.read_table(episodes)
@@ -280,8 +280,10 @@ def test_a_file_that_is_missing_is_named(path: Path) -> None:
         read(path)
     pq.write_table(table.slice(10), folder / "file-001.parquet")
     (path / "data" / "old").mkdir()
-    pq.write_table(table, path / "data" / "old" / "file-000.parquet")
     assert len(read(path).episode_F) == 15
+    pq.write_table(table, path / "data" / "old" / "file-000.parquet")
+    with pytest.raises(UserError, match=r"data/ has 30 frames, meta/info\.json says 15"):
+        read(path)
 
 
 def test_what_is_not_a_data_set(path: Path, tmp_path: Path) -> None:

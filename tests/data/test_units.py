@@ -104,6 +104,13 @@ def test_one_unit_for_all_entries_is_likelier_than_one_for_each(tmp_path: Path) 
     torch.testing.assert_close(offset + scale * data.action_FA, commands, rtol=1e-4, atol=1e-3)
 
 
+def test_an_entry_that_cannot_move_needs_no_unit(tmp_path: Path) -> None:
+    """gymnasium's boxes may have such entries."""
+    spec = replace(SPEC, action=Box((ActionTerm("a"), ActionTerm("fixed", scale=0.0, offset=2.0))))
+    path = written(tmp_path, SHARES[:, :2], spec=spec)
+    assert check_fits(read(path), spec, path) == []
+
+
 def test_the_options_of_the_message_recover_the_actions(tmp_path: Path) -> None:
     path = written(tmp_path, 100 * SHARES)
     torch.testing.assert_close(converted(path, refused(path)).action_FA, SHARES)

@@ -154,13 +154,13 @@ def test_what_is_wrong_is_named(tmp_path: Path, changes: dict[str, object], mess
         build_robot(written(tmp_path, **changes), {})
 
 
-@pytest.mark.parametrize("turn", [1.6, -2.0])
+@pytest.mark.parametrize("turn", [1.6, -1.55, -3.1])
 def test_a_tool_that_is_turned_at_home_gets_the_quat_that_turns_it_back(tmp_path: Path, turn: float) -> None:
     """Zero actions would turn the gripper."""
     (tmp_path / "arm.xml").write_text(Panda.mjcf.read_text().replace('name="tcp"', 'name="tool"'))
     home = HOME | {"joint7": HOME["joint7"] + turn}
     changes: dict[str, Any] = {"mjcf": "arm.xml", "home": home, "tool": {"site": "tool"}}
-    with pytest.raises(UserError, match=r"at home the tool is turned by -?\d+ deg about the vertical") as error:
+    with pytest.raises(UserError, match=r"at home the tool is turned by -?\d+\.\d deg about the vertical") as error:
         build_robot(written(tmp_path, **changes), {})
     changes["tool"]["quat"] = yaml.safe_load(str(error.value).partition("tool.quat: ")[2].partition("]")[0] + "]")
     robot = build_robot(written(tmp_path, **changes), {})

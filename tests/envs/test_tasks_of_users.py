@@ -67,8 +67,8 @@ class Lid(Task):
         return self.angle > 1.0
 
 
-def started(task: Task, num_envs: int = 4) -> MujocoPool:
-    env = MujocoPool(task, num_envs=num_envs, num_threads=1)
+def started(task: Task, num_envs: int = 4, **sim: Any) -> MujocoPool:
+    env = MujocoPool(task, num_envs=num_envs, num_threads=1, sim=SimConfig(**sim))
     env.reset(make_sampler(env, seed=0))
     return env
 
@@ -218,6 +218,20 @@ def test_what_is_not_finite_later_is_named(task: type[Task], message: str) -> No
 
     with pytest.raises(UserError, match=f"{message}: not finite in [1-4] envs, such as"):
         until_the_lid_falls()
+
+
+class UndefinedAtTheStart(Lid):
+    """A reward that is no number in the model's initial state, in which an env whose simulation diverged is put."""
+
+    def rewards(self, success: Tensor) -> dict[str, Tensor]:
+        return {"angle": self.angle / self.angle}
+
+
+def test_a_simulation_that_diverged_is_not_held_against_the_task(tmp_path: Path) -> None:
+    env = started(UndefinedAtTheStart(TaskConfig()), dump_dir=str(tmp_path))
+    env.batch.bind("qvel")[1] = float("nan")
+    step = env.step(torch.zeros(4, 4))
+    assert step.num_steps_N.tolist() == [1, 0, 1, 1]
 
 
 def test_a_bind_that_forgets_the_base_class_still_has_a_view() -> None:

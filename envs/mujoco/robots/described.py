@@ -39,6 +39,7 @@ CRITICAL = [0.02, 1.0]  # time constant (s) and damping ratio of their contacts
 STIFFNESS, DAMPING = 1000.0, 100.0  # of servos without gains, per inertia of the joint, 1/s^2 and 1/s
 HOME_SLACK = 1e-3  # how far home may be beyond a joint's range, rad or m
 TILT_DEG = 30.0  # greatest tilt and turn at home of a tool that is kept vertical and does not turn
+SQUARE_DEG = 5.0  # error of a right angle; the gripper closes along the tool's x or y axis
 SLIDES_M = 0.001  # how far a gap may be from twice the position of fingers that slide
 
 
@@ -192,13 +193,18 @@ class DescribedArm(GripperArm):
         if not free and tilt_deg > TILT_DEG:
             got = f"at home the tool is tilted by {tilt_deg:.0f} deg from vertical, allowed: up to {TILT_DEG:g}"
             raise UserError(f"robot {self.name}: {got}: change home, or the quat of tool, whose z axis points down")
-        yaw = np.arctan2(mat[1, 0], mat[0, 0])
-        if not (free or self.config.rotation) and abs(np.degrees(yaw)) > TILT_DEG:  # zero actions would turn it to 0
-            quat = np.zeros(4)
-            mujoco.mju_mulQuat(quat, np.array(self.file.tool.quat), np.array([np.cos(yaw / 2), 0, 0, np.sin(yaw / 2)]))
-            got = f"at home the tool is turned by {np.degrees(yaw):.0f} deg about the vertical, at most {TILT_DEG:g}"
-            cure = f"write tool.quat: [{', '.join(f'{x:.7g}' for x in quat.round(7) + 0.0)}], or change home"
-            raise UserError(f"robot {self.name}: {got}: {cure}")
+        yaw_deg = np.degrees(np.arctan2(mat[1, 0], mat[0, 0]))
+        if not (free or self.config.rotation) and abs(yaw_deg) > TILT_DEG:  # zero actions would turn it to 0
+            got = f"at home the tool is turned by {yaw_deg:.1f} deg about the vertical, at most {TILT_DEG:g}"
+            raise UserError(f"robot {self.name}: {got}: {self._turned_back(90 * round(yaw_deg / 90), yaw_deg)}")
+
+    def _turned_back(self, turn_deg: float, yaw_deg: float) -> str:
+        """Say how to turn the tool back to 0: by the quat of ``tool``, if it is a multiple of a right angle away."""
+        if abs(yaw_deg - turn_deg) > SQUARE_DEG or self.file.tool.site == "tcp":
+            return "change home, or turn the site of the tool"
+        quat, half = np.zeros(4), np.radians(turn_deg) / 2
+        mujoco.mju_mulQuat(quat, np.array(self.file.tool.quat), np.array([np.cos(half), 0, 0, np.sin(half)]))
+        return f"write tool.quat: [{', '.join(f'{x:.7g}' for x in quat.round(7) + 0.0)}], or change home"
 
     def _inertia(self, spec: mujoco.MjSpec) -> dict[str, float]:
         """Return the inertia of each joint with the arm at home and all other joints at 0, kg m^2 or kg."""
