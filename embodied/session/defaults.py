@@ -86,7 +86,8 @@ def compose_new(words: Mapping[str, Any], tell: Callable[[str], None] = lambda l
 def _compose_own(words: Mapping[str, Any], tell: Callable[[str], None]) -> RunConfig:
     """Compose the configuration of a new run on a task of ours, also of one in a user's file."""
     algo = str(words.get("algo", "ppo"))
-    ends = {"stop_at_success": SOLVED} if ALGORITHMS[algo].config in EXPLORING else {}
+    explores = algo in ALGORITHMS.names() and ALGORITHMS[algo].config in EXPLORING
+    ends = {"stop_at_success": SOLVED} if explores else {}
     config = compose_run(_with_chunks(words), ends)
     given = {"num_envs", "init", "data"} & words.keys()
     if config.sim.name != "warp" or given or config.policy.options.observed_cameras:

@@ -19,6 +19,7 @@ from embodied.core.spec import Difference, Term
 from embodied.envs import make_sampler
 from embodied.envs.checks.robot import check_robot
 from embodied.envs.episodes.seeding import EpisodeRng
+from embodied.envs.mujoco.config import SimConfig
 from embodied.envs.mujoco.pool import MujocoPool
 from embodied.envs.mujoco.scene import add_body, add_object_sensors
 from embodied.envs.mujoco.view import View

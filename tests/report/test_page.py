@@ -24,7 +24,8 @@ from embodied.report.curves import group_runs
 from embodied.report.page import Film, next_commands, page, word
 from embodied.runtime import checkpoint
 from embodied.runtime.checkpoint_names import newest
-from embodied.session.config import compose_run, read_run, to_mapping, to_yaml
+from embodied.session.config import read_run, to_mapping, to_yaml
+from embodied.session.defaults import compose_new
 from embodied.session.files import hashes
 from embodied.session.results.page import read_run_files, write_page
 from tests.commands.helpers import run
@@ -35,7 +36,7 @@ CHROMIUM = shutil.which("chromium")
 
 def write_run(folder: Path, seed: int = 0, finals: bool = True, shift: float = 0.0, **words: Any) -> Path:
     """Write the files of a run that learns in ten evaluations of 50 episodes."""
-    config = compose_run({"task": "reach", "policy": "gaussian", "seed": seed, **words})
+    config = compose_new({"task": "reach", "policy": "gaussian", "seed": seed, **words})
     (folder / "eval").mkdir(parents=True)
     (folder / "config.yaml").write_text(to_yaml(config))
     (folder / "state.json").write_text(
@@ -195,7 +196,7 @@ def test_the_commands_are_read_as_they_are_meant(tmp_path: Path) -> None:
     found = next_commands(group.runs[0], group)
     assert parse_overrides(shlex.split(found["Evaluate"])[3:]) == {"run": str(folder), "episodes": 1000}
     words = parse_overrides(shlex.split(found["More seeds"])[3:-1])
-    assert to_mapping(compose_run(words)) == to_mapping(read_run(folder))
+    assert to_mapping(compose_new(words)) == to_mapping(read_run(folder))
     assert parse_overrides([shlex.split(word("a", "x\\"))[0]]) == {"a": "x\\"}
 
 
