@@ -102,6 +102,23 @@ def from_scratch() -> None:
     print()
 
 
+def other_arms() -> None:
+    """Reinforcement learning from nothing with other arms than the Panda."""
+    row("arm", "task", "million steps", "first evaluation ≥ 90%", "solved at the end", "solved at some time")
+    row(*["---"] * 6)
+    for arm, pattern in (
+        ("SO-101", "so101/{}-scratch-0.json"), ("YAM", "robots/{}-yam-scratch-0.json"),
+        ("xArm7", "robots/{}-xarm7-scratch-0.json"), ("UR5e", "robots/{}-ur5e_2f85-scratch-0.json"),
+    ):  # fmt: skip
+        for task in ("lift", "pick_place", "push"):
+            (run,) = records(pattern.format(task))
+            good = [e["env_steps"] for e in run["during_training"].values() if e["success_at_end"] >= 0.9]
+            first = f"{min(good) / 1e6:.2f}" if good else "never"
+            once = f"{100 * run['other_1000_episodes']['success_once']:.1f}%"
+            row(arm, f"`{task}`", f"{run['env_steps'] / 1e6:.2f}", first, success(run), once)
+    print()
+
+
 def repeated_starts() -> None:
     """The runs from scratch before and after failed starts were remembered once: each seed."""
     columns = "million steps to 90%", "minutes of training", "success of 1,000 episodes"
@@ -286,6 +303,7 @@ def suite() -> None:
 if __name__ == "__main__":
     suite()
     from_scratch()
+    other_arms()
     repeated_starts()
     imitation()
     imitated_answers()
