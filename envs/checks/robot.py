@@ -26,6 +26,7 @@ from embodied.envs.tasks.base import Task, distance
 EPISODES, SOLVED, HELD = 200, 0.95, 0.9  # HELD: chance that objects in the hand stay there
 BEGUN = 0.5  # share of episodes that may be solved at their start
 STILL_M, SUNK_M, MOVED_M = 0.002, 0.05, 0.05  # the last two: of an arm and of objects as large as the Panda's
+SLIP_M_S = 0.004  # at which a held object of the Panda's size is lost within an episode
 Finding = tuple[bool, str, str]
 """Whether it is good, what was measured, and what to change if it is not."""
 
@@ -162,16 +163,22 @@ def _hold(pool: MujocoPool, robot: GripperDescription) -> Finding:
     pool.view.body_qvel(name)[:] = 0
     pool.batch.forward()
     pool.view.changed()
-    up_N3 = torch.zeros(len(ids), 3).double()
-    for rise_m in (0.0, robot.config.delta_m):
+    up_N3, places = torch.zeros(len(ids), 3).double(), list[Tensor]()
+    for rise_m in (0.0, robot.config.delta_m, 0.0):
         up_N3[:, 2] = rise_m
         action = pool.arm.move_tool(up_N3, up_N3[:, 0], -torch.ones(len(ids)), torch.full((len(ids), 1), 0.5).double())
         _step(pool, action)
+        places.append(pool.view.position(name) - pool.view.tcp_pos)
     held = int(pool.view.grasped(name).sum()) / pool.num_envs
+    slip_m_s = float(distance(places[2], places[1]).median()) / (_steps(pool) * pool.spec.control_dt_s)
     drag = max(joint.damping for joint in robot.kinematics.joints)
-    measured = f"{held:.0%} of the objects that start in the hand are held while it closes and rises"
-    change = "tool at the object's centre, gripper force, friction and links, or less damping of servos"
-    return held >= HELD, measured, f"{change} (up to {drag:g})"
+    measured = f"{held:.0%} of the objects that start in the hand are held while it closes, rises and stands still"
+    measured += f", where they slip by {slip_m_s * 1e3:.1f} mm/s"
+    change = (
+        f"tool at the object's centre, gripper force, friction and links, or less damping of servos (up to {drag:g})"
+    )
+    slips = held >= HELD and slip_m_s > SLIP_M_S * pool.view.scale.size
+    return held >= HELD and not slips, measured, "impratio: 10, or timestep_s: 0.005" if slips else change
 
 
 def _expert(pool: MujocoPool) -> Finding:

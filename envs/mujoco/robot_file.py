@@ -187,6 +187,8 @@ class RobotFile:
     """Largest speed of each joint by its name; without it policies cannot be exported to the robot."""
     timestep_s: Positive = 0.01
     """Physics step."""
+    impratio: Positive = 1.0
+    """MuJoCo's option of this name: with 10, held objects slip a tenth as fast out of the fingers."""
     randomization: dict[str, dict[str, Any] | None] = field(default_factory=dict)
     """What is different for this robot in terms of ``randomization=sim2real``, by the term's name; null removes one."""
     perturbation: Perturbation = REAL

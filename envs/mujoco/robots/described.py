@@ -162,7 +162,8 @@ class DescribedArm(GripperArm):
             for body in spec.bodies[1:]:
                 body.gravcomp = 1
         spec.option.timestep, spec.option.integrator = file.timestep_s, mujoco.mjtIntegrator.mjINT_IMPLICITFAST
-        spec.option.cone, spec.option.gravity = mujoco.mjtCone.mjCONE_ELLIPTIC, [0, 0, -9.81]
+        spec.option.cone, spec.option.impratio = mujoco.mjtCone.mjCONE_ELLIPTIC, file.impratio
+        spec.option.gravity = [0, 0, -9.81]
         spec.option.disableflags &= ~NEEDED
         spec.option.disableflags |= BIT.mjDSBL_ISLAND | BIT.mjDSBL_AUTORESET
         return spec
