@@ -163,17 +163,18 @@ def _hold(pool: MujocoPool, robot: GripperDescription) -> Finding:
     pool.view.body_qvel(name)[:] = 0
     pool.batch.forward()
     pool.view.changed()
-    up_N3, places = torch.zeros(len(ids), 3).double(), list[Tensor]()
+    up_N3, helds, places = torch.zeros(len(ids), 3).double(), list[float](), list[Tensor]()
     for rise_m in (0.0, robot.config.delta_m, 0.0):
         up_N3[:, 2] = rise_m
         action = pool.arm.move_tool(up_N3, up_N3[:, 0], -torch.ones(len(ids)), torch.full((len(ids), 1), 0.5).double())
         _step(pool, action)
+        helds.append(int(pool.view.grasped(name).sum()) / pool.num_envs)
         places.append(pool.view.position(name) - pool.view.tcp_pos)
-    held = int(pool.view.grasped(name).sum()) / pool.num_envs
+    held = helds[1]
     slip_m_s = float(distance(places[2], places[1]).median()) / (_steps(pool) * pool.spec.control_dt_s)
     drag = max(joint.damping for joint in robot.kinematics.joints)
-    measured = f"{held:.0%} of the objects that start in the hand are held while it closes, rises and stands still"
-    measured += f", where they slip by {slip_m_s * 1e3:.1f} mm/s"
+    measured = f"{held:.0%} of the objects that start in the hand are held while it closes and rises"
+    measured += f"; then they slip by {slip_m_s * 1e3:.1f} mm/s"
     change = (
         f"tool at the object's centre, gripper force, friction and links, or less damping of servos (up to {drag:g})"
     )

@@ -187,8 +187,8 @@ class RobotFile:
     """Largest speed of each joint by its name; without it policies cannot be exported to the robot."""
     timestep_s: Positive = 0.01
     """Physics step."""
-    impratio: Positive = 1.0
-    """MuJoCo's option of this name: with 10, held objects slip a tenth as fast out of the fingers."""
+    impratio: Positive | None = None
+    """MuJoCo's option of this name in tasks with an object to hold: with 10 it slips less. Null: as in the MJCF."""
     randomization: dict[str, dict[str, Any] | None] = field(default_factory=dict)
     """What is different for this robot in terms of ``randomization=sim2real``, by the term's name; null removes one."""
     perturbation: Perturbation = REAL

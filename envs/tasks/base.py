@@ -133,6 +133,8 @@ class Task:
     def scene(self) -> mujoco.MjSpec:
         """Return the robot at its table, with the user's scene and the task's objects."""
         spec = on_table(self.robot)
+        if self.held_object and self.robot.impratio is not None:
+            spec.option.impratio = self.robot.impratio
         if self.config.scene:
             add_scene(spec, Path(self.config.scene))
         with self._told():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from importlib.util import find_spec
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 import yaml
 
 from embodied.envs import make_pool, make_sampler
+from embodied.envs.checks.robot import check_robot
 from embodied.envs.mujoco.robot_file import FOLDER
 from embodied.envs.mujoco.robots.described import build_robot
 
@@ -42,3 +44,15 @@ def test_the_expert_solves_the_task(robot: str, task: str) -> None:
     for _ in range(pool.spec.max_episode_steps):
         step = pool.step(pool.task.expert())
     assert step.episodes.success_at_end_M.float().mean() >= 0.9
+
+
+def test_what_a_gripper_holds_does_not_slip_as_it_did_without_impratio(robot: str, tmp_path: Path) -> None:
+    data = yaml.safe_load((FOLDER / f"{robot}.yaml").read_text())
+    (tmp_path / "soft.yaml").write_text(yaml.safe_dump(data | {"impratio": 1}))
+    found, soft = (
+        {result.name: result for result in check_robot(make_pool("lift", {"robot": path}, num_envs=32, num_threads=1))}
+        for path in (robot, str(tmp_path / "soft.yaml"))
+    )
+    assert found["hold"].passed, found["hold"].why
+    if "impratio" in data:
+        assert re.search(r"slip by [4-9]\.\d mm/s: impratio: 10, or timestep_s", soft["hold"].why), soft["hold"].why

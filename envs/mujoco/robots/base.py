@@ -178,6 +178,8 @@ class Robot(Protocol):
     """Manufacturer and model, as data sets name robots."""
     visual: Path | None
     """MJCF with the geoms of robot, table and floor that videos show; None: videos show the geoms of ``mjcf``."""
+    impratio: float | None
+    """MuJoCo's option of this name in tasks with an object to hold; None: as in the robot's MJCF."""
     fingers: tuple[str, ...]
     """The two bodies that touch a held object; of a pair (robots/pair.py) those of both robots, left first."""
     action: Box

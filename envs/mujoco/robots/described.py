@@ -61,7 +61,7 @@ class DescribedArm(GripperArm):
         self.path, self.name, self.mjcf = path, path.stem, mjcf_path(path, file.mjcf)
         self.finger_open_m, self.finger_closed_m = gripper.open, gripper.closed
         self.finger_scale = 1 / max(abs(gripper.open), abs(gripper.closed))
-        self.scale = robot_scale(str(path))
+        self.scale, self.impratio = robot_scale(str(path)), file.impratio
         self._home: Mapping[str, float] = file.home
         self._inertias: dict[str, float] = {}
         names = [self.model.joint(joint).name for joint in self.parts.arm.joints]
@@ -162,8 +162,7 @@ class DescribedArm(GripperArm):
             for body in spec.bodies[1:]:
                 body.gravcomp = 1
         spec.option.timestep, spec.option.integrator = file.timestep_s, mujoco.mjtIntegrator.mjINT_IMPLICITFAST
-        spec.option.cone, spec.option.impratio = mujoco.mjtCone.mjCONE_ELLIPTIC, file.impratio
-        spec.option.gravity = [0, 0, -9.81]
+        spec.option.cone, spec.option.gravity = mujoco.mjtCone.mjCONE_ELLIPTIC, [0, 0, -9.81]
         spec.option.disableflags &= ~NEEDED
         spec.option.disableflags |= BIT.mjDSBL_ISLAND | BIT.mjDSBL_AUTORESET
         return spec

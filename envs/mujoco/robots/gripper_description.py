@@ -53,6 +53,7 @@ class GripperDescription:
     thin_along_y: bool = False
     """Whether the closed fingers reach less far along the tool's y axis than along its x axis."""
     scale: Scale = Scale()
+    impratio: float | None = None
     finger_max_m: float = 0.04
     """Position of each finger when the gripper is open as far as it can."""
     max_velocity: np.ndarray | None = None

@@ -36,7 +36,7 @@ class Pair:
         if not isinstance(robot, GripperArm):
             raise UserError(f"robots: {robot.name} is no GripperArm, which two at one table have to be")
         self.name, self.visual = f"bi_{robot.name}", robot.visual
-        self.scale, self.gap_m = robot.scale, robot.gap_m
+        self.scale, self.gap_m, self.impratio = robot.scale, robot.gap_m, robot.impratio
         left, right = placed(robot, "left/", apart_m / 2), placed(robot, "right/", -apart_m / 2)
         self.robots: tuple[GripperArm, GripperArm] = left, right
         self.workspace_m = right.workspace_m[0], left.workspace_m[1]
