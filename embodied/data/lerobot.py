@@ -189,9 +189,9 @@ def _files(path: Path) -> list[Path]:
         raise UserError(f"data set {path}: it has no data files, data/*/*.parquet")
     with reading(path, "meta/episodes"):
         pattern = str(_info(path).get("data_path") or f"data/{DATA_FILE}")
-        tables = [pq.read_table(file) for file in (path / "meta" / "episodes").glob("*/*.parquet")]
-        whole = [table.select(PLACES) for table in tables if {*PLACES} <= {*table.column_names}]
-        places = sorted({tuple(map(int, row.values())) for table in whole for row in table.to_pylist()})
+        told = [x for x in (path / "meta" / "episodes").glob("*/*.parquet") if {*PLACES} <= {*pq.read_schema(x).names}]
+        rows = [row for file in told for row in pq.read_table(file, columns=PLACES).to_pylist()]
+        places = sorted({tuple(map(int, row.values())) for row in rows})
         named = [pattern.format(chunk_index=chunk, file_index=file) for chunk, file in places]
     if missing := [name for name in named if path / name not in files]:
         raise UserError(f"data set {path}: {', '.join(missing[:5])} missing, which meta/episodes names")
