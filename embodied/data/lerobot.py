@@ -50,16 +50,17 @@ def read(path: Path, keys: Mapping[str, Any] | None = None, cameras: Sequence[st
     between, across which a chunk of actions would reach, numbers that are not finite,
     or images that are neither PNG files nor frames of videos, or of several sizes.
     """
-    state, action = columns.columns_of(keys or {})
+    keys = keys or {}
+    state, action = columns.columns_of(keys)
     info = _info(path)
     with reading(path, UNITS):
         found = json.loads((path / UNITS).read_text(encoding="utf-8")) if (path / UNITS).is_file() else {}
         units = {column: tuple(map(str, of_entries)) for column, of_entries in found.items()}
     features = info["features"]
-    for camera in (keys or {}).get("images", {}):
+    for camera in keys.get("images", {}):
         if camera not in cameras:
             raise unknown_name("camera in data_keys.images", camera, [*cameras])
-    images = {camera: columns.of_camera(camera, keys or {}) for camera in cameras}
+    images = {camera: columns.of_camera(camera, keys) for camera in cameras}
     missing = [name for name in (state.name, action.name, *images.values()) if name not in features]
     if missing:
         hints = {name: nearest(name, features) for name in missing}
@@ -72,7 +73,7 @@ def read(path: Path, keys: Mapping[str, Any] | None = None, cameras: Sequence[st
             raise UserError(f"data set {path}: {key} is of type {kind}, allowed: image and video")
         stored += [key] if kind == "image" else []
     further = [name for name in (FRAME, TIME, DISTURBANCE) if name in features]
-    table = _frames(path, [state.name, action.name, *stored, "episode_index", TASK, *further])
+    table = _frames(path, info, [state.name, action.name, *stored, "episode_index", TASK, *further])
     total = info.get("total_frames")
     if isinstance(total, int) and table.num_rows > total:
         raise UserError(f"data set {path}: data/ has {table.num_rows} frames, meta/info.json says {total}")
@@ -80,7 +81,7 @@ def read(path: Path, keys: Mapping[str, Any] | None = None, cameras: Sequence[st
     if len(episode) == 0 or bool((episode.diff() < 0).any()):
         raise UserError(f"data set {path}: frames must be there, and in the order of their episodes")
     if FRAME in further:
-        _check_consecutive(_column(table, FRAME, np.int64, path), episode, path)
+        _check_consecutive(_column(table, FRAME, np.int64, path), episode, path, info)
     time = _column(table, TIME, np.float64, path) if TIME in further else None
     state_names, action_names = _names(features[state.name]), _names(features[action.name])
     instruction, instructions = _instructions(table, path)
@@ -101,7 +102,8 @@ def read(path: Path, keys: Mapping[str, Any] | None = None, cameras: Sequence[st
 
 def read_features(path: Path, names: Sequence[str]) -> dict[str, Tensor]:
     """Return those of the numeric features that the data set has, as it stores them, [F, D] each."""
-    table = _frames(path, [name for name in names if name in _info(path)["features"]])
+    info = _info(path)
+    table = _frames(path, info, [name for name in names if name in info["features"]])
     with reading(path, "its frames"):
         found = {name: np.asarray(table[name].to_pylist()) for name in table.column_names}
         return {name: torch.from_numpy(rows.reshape(len(rows), -1)) for name, rows in found.items()}
@@ -182,13 +184,13 @@ def _info(path: Path) -> dict[str, Any]:
     return info
 
 
-def _files(path: Path) -> list[Path]:
+def _files(path: Path, info: Mapping[str, Any]) -> list[Path]:
     """Return the data files in order. UserError if there is none, or one lacks that meta/episodes names."""
     files = sorted((path / "data").glob("*/*.parquet"))
     if not files:
         raise UserError(f"data set {path}: it has no data files, data/*/*.parquet")
     with reading(path, "meta/episodes"):
-        pattern = str(_info(path).get("data_path") or f"data/{DATA_FILE}")
+        pattern = str(info.get("data_path") or f"data/{DATA_FILE}")
         told = [x for x in (path / "meta" / "episodes").glob("*/*.parquet") if {*PLACES} <= {*pq.read_schema(x).names}]
         rows = [row for file in told for row in pq.read_table(file, columns=PLACES).to_pylist()]
         places = sorted({tuple(map(int, row.values())) for row in rows})
@@ -198,9 +200,9 @@ def _files(path: Path) -> list[Path]:
     return files
 
 
-def _frames(path: Path, wanted: Sequence[str]) -> pa.Table:
+def _frames(path: Path, info: Mapping[str, Any], wanted: Sequence[str]) -> pa.Table:
     """Return columns of all frames."""
-    files = _files(path)
+    files = _files(path, info)
     with reading(path, "its frames"):
         return pa.concat_tables([pq.read_table(file, columns=wanted) for file in files]).select(wanted)
 
@@ -211,13 +213,13 @@ def _column(table: pa.Table, key: str, dtype: type, path: Path) -> Tensor:
         return torch.from_numpy(table[key].to_numpy().astype(dtype))
 
 
-def _check_consecutive(frames: Tensor, episode_F: Tensor, path: Path) -> None:
+def _check_consecutive(frames: Tensor, episode_F: Tensor, path: Path, info: Mapping[str, Any]) -> None:
     """Raise UserError unless the frames of an episode are numbered one by one; they need not begin at 0."""
     gaps = ((episode_F.diff() == 0) & (frames.diff() != 1)).nonzero().squeeze(1)
     if not len(gaps):
         return
     row = first = int(gaps[0]) + 1
-    for file in _files(path):
+    for file in _files(path, info):
         if first < (count := pq.read_metadata(file).num_rows):
             break
         first -= count

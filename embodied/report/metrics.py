@@ -63,15 +63,15 @@ class MetricsWriter:
         self._file.write(json.dumps({key: finite.get(key) for key in row}) + "\n")
         self._file.flush()
         self.newest |= finite
+        steps, evaluated = steps_of(row), row.get(EVALUATED_STEPS, steps_of(row))
         for key, value in finite.items():
             if "/" in key and key != EVALUATED_STEPS:
-                evaluated = row.get(EVALUATED_STEPS, steps_of(row))
-                self._tensorboard.add_scalar(key, value, evaluated if key.startswith("eval/") else steps_of(row))
+                self._tensorboard.add_scalar(key, value, evaluated if key.startswith("eval/") else steps)
         for name, counts in histograms.items():
             if counts:
                 values = range(min(counts), max(counts) + 1)  # each has a bin from n - 1/2 to n + 1/2
                 self._tensorboard.add_histogram_raw(
-                    name, min=values[0], max=values[-1], num=sum(counts.values()), global_step=steps_of(row),
+                    name, min=values[0], max=values[-1], num=sum(counts.values()), global_step=steps,
                     sum=sum(value * count for value, count in counts.items()),
                     sum_squares=sum(value * value * count for value, count in counts.items()),
                     bucket_limits=[values[0] - 0.5, *(value + 0.5 for value in values)],

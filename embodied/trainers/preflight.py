@@ -122,7 +122,7 @@ def unlike(recorded_MS: Tensor, replayed_VMS: Tensor, signed: bool = False) -> T
     return (1 - (r_VSS.clamp(min=0) if signed else r_VSS).square()).clamp(min=0).sqrt()
 
 
-def later(values_FD: Tensor, episode_F: Tensor, frames: int) -> Tensor:
+def unshifted(values_FD: Tensor, episode_F: Tensor, frames: int) -> Tensor:
     """Return the values of so many frames later, [F, D], or of the first or last frame of the episode."""
     _, lengths = episode_F.unique_consecutive(return_counts=True)
     end_F = lengths.cumsum(0).repeat_interleave(lengths)
@@ -169,8 +169,9 @@ def check_replay(
         serious = exact or bool(data.action_FA.abs().max() > 1 + ROUNDING)
         faults += [one._replace(serious=serious) for one in best.faults("action", space.names, config.data_keys, where)]
         if exact:
-            data = replace(data, action_FA=best.apply(later(data.action_FA, data.episode_F, best.shift)))
-            data = replace(data, state_FS=later(data.state_FS, data.episode_F, best.state_shift))
+            action_FA = best.apply(unshifted(data.action_FA, data.episode_F, best.shift))
+            state_FS = unshifted(data.state_FS, data.episode_F, best.state_shift)
+            data = replace(data, action_FA=action_FA, state_FS=state_FS)
     if exact and min(left, anywhere) <= EXPLAINS:
         meant = read_states(state_MS.double(), replayed_MS.double(), spec.state_names, moves_S)
         faults += meant.faults("state", spec.state_names, config.data_keys, "compared with the states of replays")

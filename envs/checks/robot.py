@@ -133,10 +133,12 @@ def _still(pool: MujocoPool) -> Finding:
     whole_m, moved_m = moved_KN.amax(1).tolist()
     seconds = _steps(pool) * pool.spec.control_dt_s
     measured = f"zero actions move the tool by {whole_m * 1e3:.1f} mm, then by {moved_m * 1e3:.1f} mm in {seconds:g} s"
+    if moved_m < STILL_M and whole_m < SUNK_M * pool.view.scale.reach:
+        return True, measured, ""
     change = "control.from_target, control.rotation (seven joints) or weightless: true, or stiffer servos"
     if names := _touching(pool, int(moved_KN.sum(0).argmax())):
         change = f"another start, since the robot begins in contact with {', '.join(names)}"
-    return moved_m < STILL_M and whole_m < SUNK_M * pool.view.scale.reach, measured, change
+    return False, measured, change
 
 
 def _touching(pool: MujocoPool, env_id: int) -> list[str]:
@@ -146,10 +148,9 @@ def _touching(pool: MujocoPool, env_id: int) -> list[str]:
     for name in ("qpos", "mocap_pos", "mocap_quat"):
         getattr(data, name)[:] = pool.batch.bind(name)[env_id]
     mujoco.mj_forward(model, data)
-    own = model.body_rootid[members(model, "body")["arm"]]
     pairs = model.geom_bodyid[data.contact.geom[data.contact.dist < 0]]
-    others = [body for pair in pairs for body in pair if len(set(np.isin(model.body_rootid[pair], own))) == 2]
-    return sorted({model.body(body).name for body in others if model.body_rootid[body] not in own})
+    own = np.isin(model.body_rootid[pairs], model.body_rootid[members(model, "body")["arm"]])
+    return sorted({model.body(body).name for body in pairs[~own & own.any(1, keepdims=True)]})
 
 
 def _hold(pool: MujocoPool, robot: GripperDescription) -> Finding:
@@ -163,15 +164,18 @@ def _hold(pool: MujocoPool, robot: GripperDescription) -> Finding:
     pool.view.body_qvel(name)[:] = 0
     pool.batch.forward()
     pool.view.changed()
-    up_N3, helds, places = torch.zeros(len(ids), 3).double(), list[float](), list[Tensor]()
-    for rise_m in (0.0, robot.config.delta_m, 0.0):
-        up_N3[:, 2] = rise_m
+
+    def rise(by_m: float) -> Tensor:
+        """Close the gripper while the tool rises; return where the objects then are in it, [N, 3]."""
+        up_N3 = torch.tensor([0.0, 0.0, by_m]).double().expand(len(ids), 3)
         action = pool.arm.move_tool(up_N3, up_N3[:, 0], -torch.ones(len(ids)), torch.full((len(ids), 1), 0.5).double())
         _step(pool, action)
-        helds.append(int(pool.view.grasped(name).sum()) / pool.num_envs)
-        places.append(pool.view.position(name) - pool.view.tcp_pos)
-    held = helds[1]
-    slip_m_s = float(distance(places[2], places[1]).median()) / (_steps(pool) * pool.spec.control_dt_s)
+        return pool.view.position(name) - pool.view.tcp_pos
+
+    rise(0.0)
+    raised_N3 = rise(robot.config.delta_m)
+    held = int(pool.view.grasped(name).sum()) / pool.num_envs
+    slip_m_s = float(distance(rise(0.0), raised_N3).median()) / (_steps(pool) * pool.spec.control_dt_s)
     drag = max(joint.damping for joint in robot.kinematics.joints)
     measured = f"{held:.0%} of the objects that start in the hand are held while it closes and rises"
     measured += f"; then they slip by {slip_m_s * 1e3:.1f} mm/s"
