@@ -1,6 +1,6 @@
 """Certify a run: ``python -m embodied.audit <run dir>``
 
-Shows again, on the last checkpoint and this machine, what the training claims (docs/commands.md, The certificate of a
+Shows again, on the last checkpoint and this machine, what the training claims (docs/runs.md, The certificate of a
 run). The result is also written as certificate.json into the run directory, with the hashes of configuration and
 checkpoint. If they have changed since an earlier certificate, or its checkpoint is gone, nothing else is examined.
 
