@@ -21,7 +21,6 @@ from embodied.deployment.bundle.format import MAX_JSON_BYTES, parse_bundle
 from embodied.deployment.bundle.runner import InputSpec
 from embodied.deployment.serving.protocol import ALLOWANCE_BYTES, SCHEME, VARIABLE, decode, encode, request_of
 
-MAX_METADATA_ELEMENTS = 65536
 MAX_ERROR = 2000  # characters of a server's error that are repeated
 
 
@@ -68,7 +67,7 @@ class PolicyConnection:
         try:
             if isinstance(greeting, str):
                 raise UserError(greeting[:MAX_ERROR])
-            decode(greeting, MAX_JSON_BYTES, MAX_METADATA_ELEMENTS)
+            decode(greeting, MAX_JSON_BYTES)
         except UserError as error:
             raise ConnectionError(f"{self.url} is no policy server: {one_line(error)}") from None
 
@@ -155,7 +154,7 @@ class RemotePlanner(PolicyConnection):
         try:
             if isinstance(greeting, str):
                 raise UserError(greeting[:MAX_ERROR])
-            described = parse_bundle(decode(greeting, MAX_JSON_BYTES, MAX_METADATA_ELEMENTS), "metadata")
+            described = parse_bundle(decode(greeting, MAX_JSON_BYTES), "metadata")
         except UserError as error:
             raise ConnectionError(f"{self.url} is no policy server of this project: {one_line(error)}") from None
         self.bundle = self._local or described

@@ -4,8 +4,8 @@ array      {b"__ndarray__": True, b"data": bytes, b"dtype": "<f4", b"shape": [2,
 number     {b"__npgeneric__": True, b"data": 1.5, b"dtype": "<f4"}
 request    state, images.<camera>, prompt, noise, prefix, delay (docs/sim_to_real.md)
 
-``decode`` trusts nothing: size, depth and number of elements are bounded before anything is built. Any type of number
-in a request is converted to float32. A camera's images are never resized or converted.
+``decode`` trusts nothing: the size of a message is bounded, and that of each text, list and map before it is built. Any
+type of number in a request is converted to float32. A camera's images are never resized or converted.
 """
 
 import hashlib
@@ -31,20 +31,11 @@ DTYPES = {
     for code in ("?", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8")
 }
 """Types of arrays and numbers, by numpy's name: booleans, integers and floats."""
-MAX_DEPTH = 8
 MAX_DIMENSIONS = 8
 MAX_SIZE = 2**24  # of one dimension
 MAX_TEXT_BYTES = 65536
-MAX_ELEMENTS = 1024  # values in a request or reply; an array is four of them
+MAX_LENGTH = 16384  # of a list or map
 
-_HEADS = dict.fromkeys([*range(0x80), 0xC0, 0xC2, 0xC3, *range(0xE0, 0x100)], (0, 0, 1, 0))
-_HEADS |= {0xCA: (0, 4, 1, 0), 0xCB: (0, 8, 1, 0)} | {0xCC + i: (0, 2 ** (i % 4), 1, 0) for i in range(8)}
-_HEADS |= {0xA0 + i: (0, i, 1, 0) for i in range(32)}
-_HEADS |= {first + i: (2**i, 0, 1, 0) for first in (0xC4, 0xD9) for i in range(3)}
-_HEADS |= {0x80 + i: (0, i, 0, 2) for i in range(16)} | {0x90 + i: (0, i, 0, 1) for i in range(16)}
-_HEADS |= {0xDC: (2, 0, 0, 1), 0xDD: (4, 0, 0, 1), 0xDE: (2, 0, 0, 2), 0xDF: (4, 0, 0, 2)}
-"""By tag of msgpack: bytes that hold a count, the count if there are none, bytes and values that follow per count."""
-_TEXTS = (0xD9, 0xDA, 0xDB)  # tags of texts whose length is not in the tag
 VARIABLE = "EMBODIED_API_KEY"
 """Environment variable with the key, if no file is named. The key is no option of a command: others can read these."""
 SCHEME = "Api-Key"
@@ -70,51 +61,21 @@ def encode(message: Any) -> bytes:
     return packed
 
 
-def decode(data: bytes, max_bytes: int, max_elements: int = MAX_ELEMENTS) -> Any:
-    """Return the message of ``data`` (arrays are read-only views), within both limits. UserError if malformed."""
+def decode(data: bytes, max_bytes: int) -> Any:
+    """Return the message of ``data``; arrays are read-only views. UserError if it is malformed, or beyond a limit."""
     import msgpack
 
     if len(data) > max_bytes:
         raise UserError(f"message: got {len(data)} bytes, allowed: at most {max_bytes}")
-    check_structure(data, max_elements)
+    limits = dict.fromkeys(("max_array_len", "max_map_len"), MAX_LENGTH)
     try:
-        return msgpack.unpackb(data, object_hook=_unpack, strict_map_key=True, max_ext_len=0)
+        return msgpack.unpackb(
+            data, object_hook=_unpack, strict_map_key=True, max_str_len=MAX_TEXT_BYTES, max_ext_len=0, **limits
+        )
     except UserError:
         raise
     except (ValueError, TypeError, OverflowError, msgpack.UnpackException) as error:
-        raise UserError(f"message: {one_line(error)[:200]}") from None
-
-
-def check_structure(data: bytes, max_elements: int) -> None:
-    """Check lengths, depth and number of values of a msgpack message without building it. UserError if one is wrong."""
-    size, position, elements, left = len(data), 0, 0, 1
-    outer: list[int] = []  # values that are still to come in the levels above
-    while left or outer:
-        if not left:
-            left = outer.pop()
-            continue
-        left, elements = left - 1, elements + 1
-        if elements > max_elements:
-            raise UserError(f"message: has more than {max_elements} values")
-        if position >= size:
-            raise UserError("message: is incomplete")
-        tag = data[position]
-        if tag not in _HEADS:
-            raise UserError(f"message: has a value of type 0x{tag:02x}, which is no number, text, bytes, list or map")
-        width, count, bytes_each, values_each = _HEADS[tag]
-        begin = position + 1 + width
-        if width:
-            count = int.from_bytes(data[position + 1 : begin], "big")
-        if tag in _TEXTS and count > MAX_TEXT_BYTES:
-            raise UserError(f"message: has a text of {count} bytes, allowed: at most {MAX_TEXT_BYTES}")
-        position = begin + count * bytes_each
-        if values_each:
-            if len(outer) >= MAX_DEPTH:
-                raise UserError(f"message: is nested deeper than {MAX_DEPTH}")
-            outer.append(left)
-            left = count * values_each
-    if position != size:
-        raise UserError(f"message: ends at byte {size}, its content at {position}")
+        raise UserError(f"message: {one_line(error)[:200] or type(error).__name__}") from None
 
 
 def _pack(value: Any) -> dict[bytes, Any]:
