@@ -9,6 +9,8 @@ import zlib
 
 import numpy as np
 
+from embodied.core.errors import UserError
+
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _STREAM = np.uint64(0xD1B54A32D192ED03)
 
@@ -36,13 +38,14 @@ def _uniform(bits: np.ndarray) -> np.ndarray:
 class EpisodeRng:
     """Random numbers of n episodes, whose env seeds and numbers are ``seed_n`` and ``episode_n``, int [n].
 
-    A stream is named by the purpose of its numbers; streams are independent, and one gives the same numbers again.
-    turn_n: sum of seed and number, for choices that are made in turn.
+    A stream is named by the purpose of its numbers. Streams are independent, and one always has the same numbers, so
+    ``unit`` and ``uniform`` refuse to draw one again. turn_n: sum of seed and number, for choices made in turn.
     """
 
     def __init__(self, seed_n: np.ndarray, episode_n: np.ndarray) -> None:
         self.seed_n = np.asarray(seed_n)
         self.turn_n = self.seed_n.astype(np.int64) + np.asarray(episode_n).astype(np.int64)
+        self._drawn: set[str] = set()
 
     @functools.cached_property
     def key_n(self) -> np.ndarray:
@@ -56,6 +59,7 @@ class EpisodeRng:
         """Return the random numbers of some of the episodes."""
         chosen = EpisodeRng.__new__(EpisodeRng)
         chosen.seed_n, chosen.turn_n, chosen.key_n = self.seed_n[index], self.turn_n[index], self.key_n[index]
+        chosen._drawn = set()
         return chosen
 
     def __len__(self) -> int:
@@ -63,6 +67,9 @@ class EpisodeRng:
 
     def unit(self, stream: str, size: int) -> np.ndarray:
         """Draw numbers uniform in [0, 1), float64 [n, size]."""
+        if stream in self._drawn:
+            raise UserError(f"random numbers '{stream}' are drawn twice for a start, and would be the same: rename one")
+        self._drawn.add(stream)
         return _uniform(_mix(self.key_n[:, None] + counters(stream, size)))
 
     def numbers(self, stream: str, index_n: np.ndarray) -> np.ndarray:

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from embodied.core.errors import UserError
 from embodied.envs.episodes.seeding import EpisodeRng
 from tests.envs.helpers import actions, pool, restart
 
@@ -57,6 +58,9 @@ def test_episode_rng_shapes_and_bounds() -> None:
     assert (box < [1.0, -1.0]).all()
     assert -0.5 <= scalar.min() < -0.49
     assert 0.49 < scalar.max() < 0.5
+    with pytest.raises(UserError, match="'box' are drawn twice"):
+        rng.unit("box", 2)
+    assert len(rng.rows(np.arange(3)).unit("box", 2)) == 3
 
 
 def _trajectory(num_envs: int, first_seed: int, watch: int, threads: int, salt: int) -> torch.Tensor:
