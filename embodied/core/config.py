@@ -2,10 +2,10 @@
 
     argv ── parse_overrides ──► {key: value} ── compose ──► nested mapping ── options.from_mapping ──► dataclass
 
-Precedence, low to high: defaults of the dataclasses; YAML files of the groups; those of presets; values derived from
-the task (embodied/session/defaults.py); ``tuned`` settings of the policy's YAML for this ``<policy>-<algo>`` pair;
-those of the task's YAML; ``with_init`` settings for the pair, if ``init`` is given; the command line. The dataclasses
-are the schema: a YAML file lists only what differs from them.
+Precedence, low to high: defaults of the dataclasses; YAML files of the groups; those of presets; ``tuned`` settings of
+the policy's YAML for this ``<policy>-<algo>`` pair; values derived from the task (embodied/session/defaults.py);
+``tuned`` settings of the task's YAML; ``with_init`` settings for the pair, if ``init`` is given; the command line. The
+dataclasses are the schema: a YAML file lists only what differs from them.
 """
 
 from collections.abc import Mapping, Sequence
@@ -102,12 +102,13 @@ def compose(
     try:
         config = _compose_groups(config_dir, choices)
         pair = f"{config.policy.name}-{config.algo.name}"
-        tuned = [
+        of_policy, of_task = (
             _settings_of_pair(config_dir, section.pop("tuned", None), pair, f"'tuned' of {group} {section.name}")
             for group, section in (("policy", config.policy), ("task", config.task))
-        ]
+        )
         with_init = _settings_of_pair(config_dir, config.pop("with_init", None), pair, "'with_init'")
-        merged = OmegaConf.merge(config, preset, dict(derived), *tuned, {} if values.get("init") is None else with_init)
+        of_init = {} if values.get("init") is None else with_init
+        merged = OmegaConf.merge(config, preset, of_policy, dict(derived), of_task, of_init)
         tree: Any = OmegaConf.to_container(merged, resolve=False)
         apply_values(tree, values)
         resolved: Any = OmegaConf.to_container(OmegaConf.create(tree), resolve=True)

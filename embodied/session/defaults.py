@@ -43,7 +43,11 @@ IMAGE_BATCH, IMAGE_MINIBATCH, IMAGE_EPOCHS, IMAGE_RATE = 1024, 256, 4, 2.5e-4
 HORIZONS = 10  # horizons of the discount in an episode as long as its time limit
 SHORTEST, LONGEST = 20, 100  # control steps of a horizon
 DRAWS = 32  # times that noise which is held is drawn in such an episode
-INIT_STD, LOUDEST = 0.95, 3  # as a share of policy.max_std, up to so many actions: more share its length
+STDS = {
+    "gaussian": ("policy.init_std", "policy.max_std"), "flow": ("policy.sigma_init", "policy.sigma_max"),
+}  # fmt: skip
+"""Options of a policy for its first and its largest standard deviation."""
+INIT_STD, LOUDEST = 0.95, 3  # as a share of the largest, up to so many actions: more share its length
 QUIETEST = 0.25  # of INIT_STD, for many actions
 FINAL_RATE = 0.05  # at the end, steps of the same size would follow noise
 SLOWEST = 1 / 3  # of the learning rate, where the schedule may lower it
@@ -63,12 +67,13 @@ def compose_new(words: Mapping[str, Any], tell: Callable[[str], None] = lambda l
     foreign = "/" in task and split_name(task)[0] != DEFAULT_FAMILY
     if not foreign:
         return _compose_own(words, tell)
-    if words.get("policy") == "flow":  # it is no task's default there
-        words = _with_chunks({"repeat_failures": 0.0, **words})
+    flow = words.get("policy") == "flow"  # it is no task's default there
+    words = {"repeat_failures": 0.0, **words} if flow else words
     if words.get("init") is not None or ALGORITHMS[algo].config is not PPOConfig:
         return compose_run(words)
-    config = compose_run({"policy": "gaussian", **words})  # it has all options of the policies that are chosen below
-    if not isinstance(config.policy.options, PixelConfig):
+    # gaussian has all options of the policies that are chosen below
+    config = compose_run(_with_chunks(words) if flow else {"policy": "gaussian", **words})
+    if not flow and not isinstance(config.policy.options, PixelConfig):
         tell(f"policy={config.policy.name} → the defaults of our arm, in configs/train.yaml")
         return compose_run(words)
     spec = spec_of(config, chosen="policy.cameras" in words)
@@ -76,7 +81,7 @@ def compose_new(words: Mapping[str, Any], tell: Callable[[str], None] = lambda l
     chosen = {"policy": policy, **words}
     if f"{policy}-{algo}" in recipes_of(task):
         tell(f"task={task} → policy={policy}, with the settings of configs/task/{task}.yaml")
-        return compose_run(chosen)
+        return config if flow else compose_run(chosen)
     settings, lines = derive(spec, policy, words)
     for line in lines:
         tell(line)
@@ -130,8 +135,10 @@ def spec_of(config: RunConfig, chosen: bool = False) -> EnvSpec:
     build, options = FAMILIES[family].build().spec, config.policy.options
     try:
         spec = build(id, config.task.options, options.observed_cameras)
-        images = () if chosen else spec.images
+        images = spec.images if isinstance(options, PixelConfig) and not chosen else ()
     except NeedsCameras as needed:
+        if not isinstance(options, PixelConfig):
+            raise
         images = needed.cameras
     cameras = [CameraSpec.square(name, options.image_size) for name in images]
     return build(id, config.task.options, cameras) if cameras else spec
@@ -160,10 +167,13 @@ def derive(spec: EnvSpec, policy: str, words: Mapping[str, Any]) -> tuple[dict[s
     evaluated = words.get("runtime.eval_episodes", longest)
     horizon = min(max(limit / HORIZONS, SHORTEST), LONGEST)
     acting = {"policy": policy, "policy.horizon": execute, "policy.execute": 1}
-    if "init_std" in POLICIES[policy].config.__dataclass_fields__:
+    if policy in STDS:
+        first, largest = STDS[policy]
         share = max(QUIETEST, min(1.0, sqrt(LOUDEST / spec.action.size)))
-        acting["policy.init_std"] = round(INIT_STD * share * words.get("policy.max_std", 1.0), 4)
+        acting[first] = round(INIT_STD * share * words.get(largest, 1.0), 4)
         acting["runtime.noise_hold"] = max(1, limit // (DRAWS * execute))
+    if policy == "flow":
+        acting |= {"policy.head_hidden": [64], "cut_after_success": 0}
     if images:
         acting |= {"policy.cameras": images, "algo.entropy_coef": 0.01}
     else:

@@ -268,6 +268,8 @@ def test_bench_suite_keeps_every_run_and_does_not_repeat_it(tmp_path: Path) -> N
     assert "---" not in again.stderr
     shorter = run(bench.main, ["suite", "tasks=CartPole", "seeds=[0]", "max_steps=2048", words[-1]])
     assert [r["settings"]["total_steps"] for r in shorter.result["rows"]] == [2048]
+    flow = run(bench.main, ["suite", "tasks=Pendulum", "seeds=[0]", "max_steps=2048", "policy=flow", words[-1]])
+    assert [r["name"] for r in flow.result["rows"]] == ["CartPole/ours/0", "Pendulum/flow/0"]
 
     (tmp_path / "other.json").write_text('{"what": "sim", "rows": []}')
     for bad, message in (

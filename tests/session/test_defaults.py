@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -86,9 +87,8 @@ def test_what_is_given_wins_and_lines_say_the_rest() -> None:
     assert compose_new({"task": "gym/CartPole-v1", "algo.learning_rate": 0}).algo.options.learning_rate == 0
     assert len(lines) == 3
     assert not any(word in line for line in lines for word in ("gamma", "algo.learning_rate", "max_staleness"))
-    chosen = compose_new({"task": "gym/CartPole-v1", "policy": "flow"}, lines.append)  # for chunks, as it was
-    words = {"task": "gym/CartPole-v1", "policy": "flow", "repeat_failures": 0.0}
-    assert to_mapping(chosen) == to_mapping(compose_run(words))
+    chosen = compose_new({"task": "gym/CartPole-v1", "policy": "dsrl"}, lines.append)
+    assert to_mapping(chosen) == to_mapping(compose_run({"task": "gym/CartPole-v1", "policy": "dsrl"}))
 
 
 @pytest.mark.parametrize(
@@ -178,12 +178,17 @@ def test_a_run_that_starts_from_another_has_its_denoise_steps_and_chunks(tmp_pat
     assert chunks({**words, "policy.max_delay": 4, "policy.execute": 4})[:3] == (2, 8, 4)
 
 
-def test_a_chunk_on_a_task_of_others_keeps_what_follows_from_the_task() -> None:
+def test_a_flow_policy_on_a_task_of_others_has_what_follows_from_the_task() -> None:
     words = {"task": "gym/Pendulum-v1", "policy.execute": 4}
     plain, flow = compose_new(words), compose_new({**words, "policy": "flow"})
-    assert (plain.policy.name, plain.policy.options.horizon, plain.runtime.decisions) == ("gaussian", 4, 256)
-    assert (plain.algo.options.epochs, flow.algo.options.epochs) == (10, 5)
-    assert (flow.policy.options.horizon, flow.runtime.decisions) == (4, 8)
+    assert plain.policy.name == "gaussian"
+    assert flow.runtime == plain.runtime
+    assert replace(flow.algo.options, desired_kl=0.03) == plain.algo.options
+    assert (plain.num_envs, plain.policy.options.horizon, plain.policy.options.init_std) == (8, 4, 0.95)
+    assert (flow.num_envs, flow.policy.options.horizon, flow.policy.options.sigma_init) == (8, 4, 0.95)
+    assert (flow.cut_after_success, flow.repeat_failures) == (0, 0.0), "these are of our arm"
+    other = compose_new({**words, "policy": "flow", "policy.horizon": 8, "policy.sigma_max": 0.5})
+    assert (other.policy.options.horizon, other.policy.options.sigma_init) == (8, 0.475)
 
 
 def test_flow_from_scratch_has_single_actions_unless_chunks_are_chosen() -> None:
