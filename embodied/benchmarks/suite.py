@@ -80,8 +80,9 @@ def measure(report: Report, short: bool, options: SuiteOptions) -> None:
         options = SuiteOptions(tasks=("CartPole",), seeds=(0,), peer=options.peer, max_steps=4096)
     if report.out is not None:
         report.read(report.out)
-    chosen = {} if options.policy is None else {"policy": options.policy}
-    trainers = {options.policy or "ours": partial(ours, **chosen)} | ({"sb3": sb3} if options.peer == "sb3" else {})
+    trainers = {options.policy or "ours": partial(ours, policy=options.policy)} | (
+        {"sb3": sb3} if options.peer == "sb3" else {}
+    )
     for seed in options.seeds:
         for name in options.tasks:
             task = TASKS[name]
@@ -123,9 +124,9 @@ def thinned(curve: Mapping[str, list[float]]) -> dict[str, list[float]]:
     return {key: [round(value, 2) for value in values[::every]] for key, values in curve.items()}
 
 
-def ours(task: str, total_steps: int, seed: int, **chosen: str) -> dict[str, Any]:
+def ours(task: str, total_steps: int, seed: int, policy: str | None = None) -> dict[str, Any]:
     """Train with the command; return its result, its curve and its evaluations during training."""
-    words = [f"task={task}", f"total_steps={total_steps}", f"seed={seed}", *map("=".join, chosen.items())]
+    words = [f"task={task}", f"total_steps={total_steps}", f"seed={seed}", *([f"policy={policy}"] if policy else [])]
     with tempfile.TemporaryDirectory() as folder:
         result = run_module("embodied.train", *words, f"out={folder}/run")
         rows = read_metrics(Path(folder) / "run" / METRICS_FILE)

@@ -69,7 +69,7 @@ class EpisodeRecord:
     missed_deadlines: int = 0
     """Ticks that were carried out, and that were dropped."""
     waited_ticks: int = 0
-    """Ticks in which the robot held its targets because no chunk had arrived."""
+    """Ticks in which the robot held its targets, for want of a chunk or of a measurement that can be used."""
     padded_steps: int = 0
     """Control steps for which no chunk had an action."""
     beyond_max_delay: int = 0
@@ -113,7 +113,7 @@ class Deployment:
         latency_ms = {name: round(float(np.percentile(latencies_ms, q)), 3) for name, q in quantiles.items()}
         interventions = sum((Counter(record.interventions) for record in records), Counter[str]())
         duration_s, ticks = (sum(getattr(record, name) for record in records) for name in ("duration_s", "ticks"))
-        missed = sum(record.missed_deadlines for record in records)
+        missed, steps = sum(record.missed_deadlines for record in records), sum(len(record.steps) for record in records)
         moved = [record for record in records if len(record.steps) > 1]
         errors = [np.abs(record.stack("qpos")[1:] - record.stack("target")[:-1]) for record in moved]
         judged = [record.success for record in records if record.success is not None]
@@ -121,9 +121,12 @@ class Deployment:
             "bundle": self.bundle_path, "policy_sha256": self.bundle.digest, "robot": self.robot, "date": self.date,
             "error": self.error, "episodes": len(records),
             "failed_episodes": [index + 1 for index, record in enumerate(records) if record.success is False],
+            "judged_episodes": len(judged),
             "success_at_end": sum(judged) / len(judged) if judged else None,
             "success_at_end_ci95": [*wilson_interval(sum(judged), len(judged))] if judged else None,
             "rate_hz": round(ticks / duration_s, 3) if duration_s else None,
+            "control_steps_hz": round(steps / duration_s, 3) if duration_s else None,
+            "waited_ticks": sum(record.waited_ticks for record in records),
             "missed_deadlines": missed, "missed_share": round(missed / max(1, ticks + missed), 5),
             "latency_ms_p99": latency_ms.get("p99"), "latency_ms": latency_ms,
             "interventions": sum(interventions.values()), "interventions_by_kind": dict(interventions),
@@ -201,16 +204,19 @@ def _page(deployment: Deployment, result: Mapping[str, Any], options: Mapping[st
     bundle, log, success = deployment.bundle, deployment.log, "not judged"
     if result["success_at_end"] is not None:
         low, high = result["success_at_end_ci95"]
-        success = f"{result['success_at_end']:.1%} (95% interval {low:.1%} to {high:.1%})"
+        of = f"of {result['judged_episodes']} judged episodes"
+        success = f"{result['success_at_end']:.1%} {of} (95% interval {low:.1%} to {high:.1%})"
     numbers = {
         "Success at the end": success,
-        "Episodes": result["episodes"],
+        "Episodes": f"{result['episodes']} of {options['episodes']}",
         "Failed episodes": ", ".join(map(str, result["failed_episodes"])) or "none",
         **({"Ended early by": deployment.error} if deployment.error else {}),
         "Began": deployment.date,
         "Bundle": deployment.bundle_path,
         "SHA-256 of the policy": result["policy_sha256"],
         "Achieved rate": f"{result['rate_hz']} Hz",
+        "Control steps": f"{result['control_steps_hz']} of {1 / bundle.control_dt_s:g} Hz",
+        "Ticks that waited for a chunk or a measurement": result["waited_ticks"],
         "Missed deadlines": f"{result['missed_deadlines']} ({result['missed_share']:.2%} of the ticks)",
         "Inference latency, ms": ", ".join(f"{name} {value:g}" for name, value in result["latency_ms"].items()),
         "Tracking error, mean": f"{result['tracking_error_rad']} rad",

@@ -55,7 +55,7 @@ class Client:
         self.socket: ClientConnection = connect(
             f"ws://127.0.0.1:{port}", compression=None, proxy=None, legacy=True, **options
         )
-        self.metadata = decode(self.socket.recv(), LARGE, 65536)
+        self.metadata = decode(self.socket.recv(), LARGE)
 
     def ask(self, request: Any) -> Any:
         """The reply to a request: a dict, or the text of an error."""

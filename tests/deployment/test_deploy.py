@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from embodied import convert as convert_command
 from embodied import deploy as deploy_command
 from embodied.core.errors import UserError
 from embodied.core.execution import EvalRollout
@@ -163,6 +164,26 @@ def test_a_refused_action_is_not_sent(robot: SimRobot) -> None:
     assert asked[0].startswith("dx ")
 
 
+def test_an_arm_that_was_moved_while_a_person_was_asked_is_measured_again(robot: SimRobot) -> None:
+    robot.reset(0, 0)
+    asked = list[int]()
+    joint1 = BUNDLE.arm.joints[0].name
+
+    def move_it(_: str) -> bool:
+        asked.append(len(asked))
+        if len(asked) == 3:
+            at = robot.get_observation()
+            for tick in range(60):
+                robot.send_action({name: at[name] for name in robot.action_features} | {f"{joint1}.pos": 0.01 * tick})
+                robot.sleep_until(robot.now() + 0.05)
+        return len(asked) <= 3
+
+    record = loop_on(robot, confirm=move_it).run(steps=8)
+    moved = record.steps[2].qpos[0] - record.steps[1].qpos[0]
+    assert moved > 0.3
+    assert abs(record.steps[2].target[0] - record.steps[2].qpos[0]) < 0.1
+
+
 def test_the_time_that_a_person_takes_to_answer_is_not_missed(robot: SimRobot) -> None:
     robot.reset(0, 0)
 
@@ -221,6 +242,33 @@ def test_home_is_reached_within_the_limits(robot: SimRobot) -> None:
     assert move_home(robot, BUNDLE.arm, loop.safety, robot)
     observation = robot.get_observation()
     assert max(abs(observation[f"{joint.name}.pos"] - joint.home) for joint in BUNDLE.arm.joints) < 0.02
+
+
+def test_the_way_home_is_straight_and_waits_for_an_arm_that_is_blocked(
+    robot: SimRobot, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    robot.reset(0, 0)
+    loop = loop_on(robot)
+    loop.run(steps=20)
+    send, sent, free_after = robot.send_action, list[list[float]](), 150
+    joints = [f"{joint.name}.pos" for joint in BUNDLE.arm.joints]
+    start = np.array([robot.get_observation()[name] for name in joints])
+
+    def blocked(action: dict[str, float]) -> dict[str, float]:
+        sent.append([action[name] for name in joints])
+        stays = dict(zip(joints, start.tolist(), strict=True)) if len(sent) < free_after else {}
+        send({**action, **stays})
+        return action
+
+    monkeypatch.setattr(robot, "send_action", blocked)
+    assert move_home(robot, BUNDLE.arm, loop.safety, robot)
+    targets, way = np.array(sent), np.array([joint.home for joint in BUNDLE.arm.joints]) - start
+    waiting = targets[free_after - 20 : free_after - 1]
+    assert np.abs(waiting - start).max() < 0.5 * loop.safety.limits.max_lead_J.max()
+    np.testing.assert_allclose(waiting, np.broadcast_to(waiting[0], waiting.shape), atol=1e-3)
+    share = (waiting[0] - start) @ way / (way @ way)
+    assert 0.02 < share < 0.9
+    np.testing.assert_allclose(waiting[0] - start, share * way, atol=5e-3)
 
 
 def test_the_way_home_keeps_away_from_a_tightened_speed(robot: SimRobot, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -316,6 +364,14 @@ def test_real_time_keeps_its_rate() -> None:
 
 
 # -- the command -------------------------------------------------------------------------------------------------------
+def convert(report: Path, out: Path) -> Path:
+    """Make a data set of all episodes of a report."""
+    words = [f"source={report / 'episodes'}", f"bundle={flow_bundle()}", f"out={out}", "keep_failures=true"]
+    outcome = run(convert_command.main, words)
+    assert outcome.code == 0, outcome.stderr
+    return out
+
+
 def test_the_command_drives_the_robot_and_reports(tmp_path: Path) -> None:
     report = tmp_path / "report"
     words = [f"bundle={flow_bundle()}", "robot=sim", "episodes=2", "lockstep=true", "video=false", f"report={report}"]
@@ -329,7 +385,9 @@ def test_the_command_drives_the_robot_and_reports(tmp_path: Path) -> None:
     assert "Success at the end" in page
     assert "<svg" in page
     assert json.loads((report / "result.json").read_text())["options"]["episodes"] == 2
-    recorded = read(report / "data")
+    assert f"convert source={report / 'episodes'} " in outcome.stderr
+    all_of_them = convert(report, tmp_path / "data")
+    recorded = read(all_of_them)
     assert len(recorded.state_FS) == 160
     assert recorded.instructions == ("put the red cube into the blue tray",)
     assert float(recorded.action_FA.abs().max()) <= 1.0 + 1e-5
@@ -342,7 +400,9 @@ def test_a_data_set_of_a_deployment_shows_where_the_robot_waited(tmp_path: Path)
     words = [f"bundle={flow_bundle()}", "robot=sim", "episodes=1", "lockstep=true", "latency_ms=120", "video=false"]
     outcome = run(deploy_command.main, [*words, "schedule=synchronous", f"report={tmp_path / 'report'}"])
     assert outcome.code == 0, outcome.stderr
-    time_F = read_features(tmp_path / "report" / "data", ("timestamp",))["timestamp"][:, 0]
+    assert outcome.result["control_steps_hz"] < 15 < outcome.result["rate_hz"]
+    assert outcome.result["waited_ticks"] >= 20
+    time_F = read_features(convert(tmp_path / "report", tmp_path / "data"), ("timestamp",))["timestamp"][:, 0]
     assert time_F[0] == 0
     waits = time_F.diff() > 0.1
     assert 5 < int(waits.sum()) < len(waits) / 2

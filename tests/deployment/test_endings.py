@@ -28,6 +28,7 @@ from tests.commands.terminal import start_on_terminal
 from tests.deployment.test_mapping import TOY, confirmed, reach_bundle, toy_mapping
 from tests.deployment.toy_arm import HOME_DEG, NAMES, OFFSETS_DEG, SIGNS
 
+BUNDLE = read_bundle(reach_bundle())
 STEPS = 40  # of an episode of reach
 
 
@@ -114,6 +115,28 @@ def test_a_driver_that_hangs_is_an_event_and_the_arm_moves_no_more(tmp_path: Pat
         assert str(arrays["0/reason"]) == said
     assert len(commands(tmp_path)) == 8  # none after it answered, and no way home
     assert said in (tmp_path / "report" / "report.html").read_text()
+
+
+def test_a_full_disk_hides_no_error_that_keeps_the_arm_where_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("embodied.session.deployed.deployment.save_episode", full)
+    outcome = drive(tmp_path, fault="hang", fails_after=9)
+    assert outcome.code == 2
+    assert "the robot did not answer for" in outcome.stderr.splitlines()[-1]
+    assert f"report={tmp_path / 'report'} cannot be written: No space left on device" in outcome.stderr
+    assert len(commands(tmp_path)) == 8  # no way home
+
+
+def test_the_arm_moves_home_between_two_episodes(tmp_path: Path) -> None:
+    outcome = drive(tmp_path, "episodes=2")
+    assert outcome.code == 0, outcome.stderr
+    assert outcome.stderr.count("moving home") == 2
+    starts = [record.steps[0].state for record in load_episodes(tmp_path / "report" / "episodes", BUNDLE).records]
+    np.testing.assert_allclose(starts[1][:7], starts[0][:7], atol=0.03)
 
 
 def test_a_driver_that_hangs_on_the_way_home_is_a_failure(tmp_path: Path) -> None:
@@ -230,7 +253,7 @@ def test_a_refused_start_after_another_episode_does_not_move_the_arm_home(
         start(safety, *words)
 
     monkeypatch.setattr(Safety, "start", refuse_the_second)
-    outcome = drive(tmp_path, "episodes=2")
+    outcome = drive(tmp_path, "episodes=2", "home=false")
     assert (outcome.code, outcome.stderr.splitlines()[-1]) == (2, "error: the start is refused")
     assert steps_of(tmp_path) == [STEPS]
     assert len(commands(tmp_path)) == begun[1] > 0
@@ -333,7 +356,6 @@ def test_a_second_ctrl_c_stops_the_way_home_and_keeps_the_report(start: Any, tmp
     assert "the robot holds where it is" in driven.said
     assert "Traceback" not in driven.said
     assert steps_of(tmp_path)[0] > 0
-    assert (tmp_path / "report" / "data").is_dir()
 
 
 def test_a_closed_terminal_is_a_ctrl_c(start: Any, tmp_path: Path) -> None:

@@ -127,6 +127,22 @@ def test_a_measurement_far_from_training_holds_the_robot_but_not_at_the_beginnin
     assert robot.commands == []
 
 
+def test_a_joint_that_jumps_for_a_moment_holds_the_robot_and_one_that_stays_away_ends_the_episode(
+    robot: Faulty,
+) -> None:
+    robot.begin(broken="joint1.pos", reads=0.6, blind=range(7, 8))
+    loop = loop_on(robot)
+    record = loop.run(steps=12)
+    assert (len(record.steps), record.waited_ticks, record.interventions["jump"]) == (12, 1, 1)
+    assert "joint1 moved by +0." in loop.safety.log[-1].detail
+    assert robot.commands[5] == robot.commands[4]
+    first = np.array([command["joint1.pos"] for command in robot.commands])
+    assert np.abs(np.diff(first)).max() < 0.1
+    robot.begin(broken="joint1.pos", reads=0.6, blind=range(7, 1000))
+    with pytest.raises(UserError, match=r"joint1 moved by .* which it cannot, for 1 s"):
+        loop_on(robot).run()
+
+
 def test_a_sensor_that_stays_broken_ends_the_episode(robot: Faulty) -> None:
     robot.begin(broken="joint3.vel", blind=range(7, 1000))
     loop = loop_on(robot)
@@ -147,6 +163,17 @@ def test_what_the_robot_changes_is_noticed_and_recorded(robot: Faulty) -> None:
     assert record.interventions["robot"] == 3
     assert [target[3] for target in record.stack("target")] == [-2.0] * 3
     assert "it sent joint4.pos -2.0000 in place of" in loop.safety.log[-1].detail
+    for answer in ({"gripper.pos": 0.0}, {"joint4.pos": float("nan")}):
+        robot.begin()
+        loop, send = loop_on(robot), robot.send_action
+        robot.send_action = lambda action, send=send, answer=answer: send(action) | answer  # type: ignore[misc, method-assign]
+        try:
+            record = loop.run(steps=3)
+        finally:
+            del robot.send_action
+        assert record.interventions["robot"] == 3
+        assert f"it sent {next(iter(answer))} " in loop.safety.log[-1].detail
+        assert np.isfinite(record.stack("target")).all()
 
 
 def test_the_recorded_state_is_what_the_policy_saw(robot: Faulty) -> None:

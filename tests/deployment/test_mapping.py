@@ -13,6 +13,7 @@ from functools import cache
 from math import pi
 from pathlib import Path
 from tempfile import mkdtemp
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -281,6 +282,46 @@ def test_a_robot_on_lerobots_own_base_class_is_driven(root: Path, tmp_path: Path
     assert result["steps"] == 20
     assert result["sent"] >= 20
     assert result["names"] == sorted([*(f"{name}.pos" for name in NAMES), "gripper.pos"])
+
+
+class ToyArmOfTwoNames(ToyArm):
+    """It reports numbers of our own names too, which are something else."""
+
+    raw: ClassVar = {"joint1.vel": 77.0, "cube_pos[0]": 88.0}
+
+    @property
+    def observation_features(self) -> dict[str, Any]:
+        return super().observation_features | dict.fromkeys(self.raw, float)
+
+    def get_observation(self) -> dict[str, Any]:
+        return self.raw | super().get_observation() | self.raw
+
+
+def test_what_the_mapping_names_counts_and_no_number_of_the_same_name() -> None:
+    arm, mapping = ToyArmOfTwoNames(ToyConfig()), replace(toy_mapping(), external={"cube_pos[0]": "cube_x"})
+    robot = MappedRobot(arm, mapping, arm_of_bundle())
+    robot.connect()
+    found = robot.get_observation()
+    assert (found["joint1.vel"], found["cube_pos[0]"], found["goal[0]"]) == (0.0, 1.0, 0.5)
+    with pytest.raises(UserError, match="Did you mean 'cube_x'"):
+        MappedRobot(arm, replace(mapping, external={"cube_pos[0]": "cube_y"}), arm_of_bundle())
+
+
+def test_speeds_are_of_the_times_at_which_the_robot_measured() -> None:
+    """A driver that measures at 10 Hz, and says when, is asked at 100 Hz."""
+    arm = ToyArm(ToyConfig())
+    robot, speeds = MappedRobot(arm, toy_mapping(), arm_of_bundle()), list[float]()
+    began_s = time.monotonic()
+
+    def observe() -> dict[str, Any]:
+        at_s = began_s + (time.monotonic() - began_s) // 0.1 * 0.1
+        return dict(arm._now) | {"base.pos": 30.0 * (at_s - began_s), "timestamp": at_s}
+
+    arm.get_observation = observe  # type: ignore[method-assign]
+    while time.monotonic() < began_s + 0.6:
+        speeds.append(robot.get_observation()["joint1.vel"])
+        time.sleep(0.01)
+    assert np.abs(np.array(speeds[20:]) - np.deg2rad(30.0)).max() < 1e-6
 
 
 def test_an_encoder_s_last_digit_is_no_speed() -> None:

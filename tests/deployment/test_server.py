@@ -132,12 +132,14 @@ def test_a_policy_that_sees_and_reads(tmp_path: Path) -> None:
         expected = runner.plan({name: np.asarray(value)[None] for name, value in inputs.items()})
         plain = {k: v for k, v in openpi.items() if k not in ("prefix", "delay")}
         np.testing.assert_allclose(client.ask(plain)["actions"], expected[0], atol=1e-6)
+        assert "a delay of 2 needs a prefix" in client.ask(plain | {"delay": 2})
         for change, message in (
             ({"prompt": "lift the blu cube"}, "Did you mean 'lift the blue cube'?"),
             ({"prompt": None}, "the policy needs one, such as 'lift the red cube'"),
             ({"delay": 3}, "delay: got [3], allowed: 0 to 2"),
             ({"observation/images/front": images["front"].astype(np.float32)}, "images.front: got float32 [6, 8, 3]"),
             ({"observation/images/front": images["wrist"]}, "got uint8 [4, 4, 3], needed uint8 [6, 8, 3]"),
+            ({"observation/images/front": np.zeros((480, 640, 3), np.uint8)}, "got uint8 [480, 640, 3], needed"),
         ):
             assert message in client.ask(openpi | change)
 

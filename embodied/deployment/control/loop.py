@@ -11,7 +11,7 @@ training saw. If the first measurement is outside, its unit or order is wrong, a
 
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -173,9 +173,7 @@ class EpisodeRun:
         except Unusable as error:
             if error.kind in ("range", "lacking") and not record.steps:
                 raise
-            record.waited_ticks += 1
-            now_s = self.clock.now()
-            self._send(*self.safety.hold_blind(error, now_s), now_s)
+            self._wait(error)
             return True
         if start is not None:
             self.start = start
@@ -192,6 +190,12 @@ class EpisodeRun:
                 self.waited_s += self.clock.now() - asked_s
                 if not allowed:
                     return False
+                try:  # the arm may be elsewhere by now
+                    measured = self._observe()
+                except Unusable as error:
+                    self._wait(error)
+                    return True
+                self.start = start = replace(start, measured=measured)
             self.previous = self.goal
             self._aim(action, start)
         self.phase += 1
@@ -203,6 +207,12 @@ class EpisodeRun:
         if self.phase == loop.ticks_per_step:
             self.phase, self.step = 0, self.step + 1
         return True
+
+    def _wait(self, error: Unusable) -> None:
+        """Hold the last targets for a tick, because of a measurement that cannot be used."""
+        self.record.waited_ticks += 1
+        now_s = self.clock.now()
+        self._send(*self.safety.hold_blind(error, now_s), now_s)
 
     def _action(self, start: StepStart, until_s: float) -> NDArray[np.float32] | None:
         """Return the action of a control step; None if the robot has to wait for its chunk beyond ``until_s``."""
@@ -260,7 +270,9 @@ class EpisodeRun:
         action = self.schedule.action(start.step)
         self._aim(action, start)
         with suppress(Unusable):  # the next tick holds the robot
-            last.target = self._apply(self._targets(), self.finger_m, self._observe())
+            measured = self._observe()
+            self.safety.check_moves(measured.qpos, measured.time_s)
+            last.target = self._apply(self._targets(), self.finger_m, measured)
         if now_s - start.measured.time_s < self.loop.bundle.control_dt_s / 2:
             last.action = action
             self._request(start)
@@ -298,11 +310,14 @@ class EpisodeRun:
         joints = self.loop.joints
         returned = self.loop.robot.send_action({**dict(zip(joints, map(float, safe), strict=True)), GRIPPER: finger_m})
         self.watchdog.answered("send_action")
-        sent = np.array([float(returned[name]) for name in joints])
-        i = int(np.argmax(np.abs(sent - safe)))
-        if abs(sent[i] - safe[i]) > SENT_TOLERANCE:
-            self.safety.report("robot", f"it sent {joints[i]} {sent[i]:.4f} in place of {safe[i]:.4f}", now_s)
-        return sent
+        wanted = np.append(safe, finger_m)
+        sent = np.array([float(returned[name]) for name in (*joints, GRIPPER)])
+        changed = ~(np.abs(sent - wanted) <= SENT_TOLERANCE)  # NaN too
+        if changed.any():
+            i = int(np.argmax(changed))
+            what = (*joints, GRIPPER)[i]
+            self.safety.report("robot", f"it sent {what} {sent[i]:.4f} in place of {wanted[i]:.4f}", now_s)
+        return np.where(np.isfinite(sent), sent, wanted)[:-1]
 
     def _halt(self) -> None:
         """Command the measured position, where the robot stays, or its last targets if it is not known.
@@ -313,6 +328,7 @@ class EpisodeRun:
         held, finger_m = self.safety.hold()
         try:
             measured = self._observe(watched=False)
+            self.safety.check_moves(measured.qpos, measured.time_s)
         except (Unusable, ConnectionError) as error:
             self._send(held, finger_m, self.clock.now())
             if isinstance(error, ConnectionError):

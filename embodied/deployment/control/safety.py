@@ -1,6 +1,6 @@
 """Limits on what leaves for a robot. No target reaches a robot except through ``Safety.filter``.
 
-    not finite, out of range, old or missing observation ─► hold the last targets
+    not finite, out of range, old or missing observation, or one that jumps ─► hold the last targets
     emergency key                          ─► hold the measured position
     far ahead of the measured position     ─► nearer: within max_lead, less while ramping in
     beyond joint limits                    ─► at the limit
@@ -35,6 +35,7 @@ FUTURE_S = 0.02  # how far ahead of this computer's clock a time stamp may be
 BLIND_S = 1.0  # longest time without an observation that can be used
 FROZEN_S = 1.0  # longest time in which joints do not change although their targets are this far away, rad or m:
 FROZEN_LEAD, FROZEN_LEADS = 0.03, 0.15  # the latter for targets that add to the last ones; half of max_lead if less
+JUMP, JUMP_SLACK = 2.0, 0.05  # farthest that joints move between two measurements, at so many times their largest speed
 HANGS_S = 1.0  # longest time between two answers of the robot, beyond the period of the loop
 
 
@@ -96,8 +97,9 @@ class Intervention:
     """When, s since then began."""
     kind: str
     """``lead``, ``position``, ``gripper``, ``workspace``, ``velocity``, ``stale``, ``not finite``, ``lacking`` (there
-    is no such number or image), ``frozen`` (joints do not change), ``range`` (far from what training saw), ``missed``,
-    ``hung`` (nobody answered), ``stopped`` (a person did), ``robot`` (it sent other targets on)."""
+    is no such number or image), ``frozen`` (joints do not change), ``jump`` (they change faster than they can move),
+    ``range`` (far from what training saw), ``missed``, ``hung`` (nobody answered), ``stopped`` (a person did),
+    ``robot`` (it sent other targets on)."""
     detail: str
 
 
@@ -114,7 +116,9 @@ class Safety:
         self._before, self._kinds = set[str](), set[str]()  # of interventions in the command before, and in this one
         self._blind_since_s: float | None = None
         self._push_J = np.minimum(FROZEN_LEADS if arm.from_target else FROZEN_LEAD, limits.max_lead_J / 2)
+        self._fastest_J = JUMP * np.array([joint.max_velocity for joint in arm.joints])
         self._seen_J: Array | None = None
+        self._seen_s = 0.0  # last measurement: joints that did not jump, and its time
         self._pushed_s: float | None = None  # since when joints have not changed although their targets are far away
 
     def start(self, qpos_J: Array, finger_m: float, now_s: float, during: str = "episode", age_s: float = 0.0) -> None:
@@ -154,8 +158,19 @@ class Safety:
         return self._sent
 
     def check_moves(self, qpos_J: Array, now_s: float) -> None:
-        """Raise Unusable for joints that measure the same, to the last digit, for FROZEN_S, far from their targets."""
-        same = self._seen_J is not None and np.array_equal(qpos_J, self._seen_J)
+        """Raise Unusable for joints that measure the same, to the last digit, for FROZEN_S, far from their targets.
+
+        Unusable too for a position that a joint cannot have reached since the measurement before: a wrong number.
+        """
+        seen_J, passed_s = self._seen_J, now_s - self._seen_s
+        self._seen_s = now_s
+        if seen_J is not None:
+            beyond_J = np.abs(qpos_J - seen_J) - self._fastest_J * passed_s - JUMP_SLACK
+            if (beyond_J > 0).any():
+                i = int(np.argmax(beyond_J))
+                moved = f"{self.arm.joints[i].name} moved by {qpos_J[i] - seen_J[i]:+.3f} {self._units[i]}"
+                raise Unusable("jump", f"{moved} in {passed_s:.3f} s, which it cannot")
+        same = seen_J is not None and np.array_equal(qpos_J, seen_J)
         self._seen_J = qpos_J
         if not (same and (np.abs(self.hold()[0] - qpos_J) > self._push_J).any()):
             self._pushed_s = None
@@ -165,8 +180,8 @@ class Safety:
             raise Unusable("frozen", "the measured joints stay the same, to the last digit, far from their targets")
 
     def paused(self) -> None:
-        """Begin the time of ``check_moves`` anew, after a person has been asked."""
-        self._pushed_s = None
+        """Let ``check_moves`` begin anew, after a person has been asked."""
+        self._seen_J = self._pushed_s = None
 
     def hold_blind(self, error: Unusable, now_s: float) -> tuple[Array, float]:
         """Return the last targets for an observation that cannot be used. Unusable after BLIND_S of such ones."""

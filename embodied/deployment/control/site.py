@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, ClassVar, TextIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,6 +33,7 @@ from embodied.deployment.robots.sim import SimRobot
 SPEED = 0.2  # share of the largest speed of the joints
 SHARE = 0.5  # at most this share of a limit that an option tightened, so that the safety need not intervene
 PERIOD_S = 0.02
+LAG = 2.0  # how far targets may be ahead of the joints, as a multiple of how far they are at this speed
 REACHED, SAGS = 0.02, 0.1  # distance at which a pose counts as reached; of arms that bear their weight by lagging
 MAX_S = 15.0
 
@@ -46,6 +47,8 @@ class Site:
     clock: Clock
     frames: NDArray[np.uint8] | None = None
     """Film of an episode, uint8 [F, h, w, 3]; None without one."""
+    resets: ClassVar[bool] = False
+    """Whether ``begin`` brings the robot to its default pose."""
 
     def begin(self, seed: int, episode: int) -> str | None:
         """Begin an episode; return its instruction, if the site chooses it."""
@@ -72,6 +75,7 @@ class SimulatedSite(Site):
     """A simulated robot, whose episodes are those of ``embodied.eval``."""
 
     robot: SimRobot
+    resets: ClassVar[bool] = True
     solved: bool = False
     """Whether the last episode ended solved; simulated time goes on after it."""
 
@@ -175,7 +179,8 @@ def move_home(
     names, near = joint_names(arm), SAGS if arm.from_target else REACHED
     home = np.array([joint.home for joint in arm.joints])
     speed = np.array([joint.max_velocity for joint in arm.joints])
-    step = PERIOD_S * np.minimum(SPEED * speed, SHARE * safety.limits.max_velocity_J)
+    largest = np.minimum(SPEED * speed, SHARE * safety.limits.max_velocity_J)
+    step, lag = PERIOD_S * largest, LAG * largest * safety.limits.max_lead_J / safety.limits.max_velocity_J
     watchdog = Watchdog(clock, safety, PERIOD_S)
 
     def measured() -> tuple[np.ndarray, np.ndarray, float]:
@@ -193,8 +198,9 @@ def move_home(
         stopped = stop()
         if stopped:
             target = qpos
-        elif not safety.blind:
-            target = target + np.clip(home - target, -step, step)
+        elif not safety.blind and (np.abs(target - qpos) <= lag).all():  # one that is blocked is waited for
+            way = home - target  # straight, so that the tool stays inside of the workspace
+            target = target + way / max(1.0, float(np.max(np.abs(way) / step)))
         if fault is None:
             sent, finger = safety.filter(target, finger_m, qpos, qvel, clock.now(), age_s)
         elif stopped:

@@ -17,7 +17,7 @@ from typing import Any, Literal
 from embodied.core.errors import UserError, unknown_name
 from embodied.core.spec import ArmSpec
 from embodied.deployment.bundle.format import read_json
-from embodied.deployment.robots.base import GRIPPER, Action, Observation, Robot, number
+from embodied.deployment.robots.base import GRIPPER, Action, Observation, Robot, age, number
 from embodied.deployment.validation import from_json
 
 Unit = Literal["rad", "deg", "m", "mm", "percent"]
@@ -150,7 +150,11 @@ class MappedRobot:
         for what, names, features in needed:
             for name in sorted(names - features.keys()):
                 raise unknown_name(f"name in the robot's {what}", name, features)
-        self._our_names = {theirs: ours for ours, theirs in (mapping.external | mapping.cameras).items()}
+        self._renamed = mapping.external | mapping.cameras
+        for name in sorted({*self._renamed.values()} - robot.observation_features.keys()):
+            raise unknown_name("name in the robot's observations", name, robot.observation_features)
+        ours = {*self._entries, *(f"{name}.vel" for name in mapping.joints), *self._renamed}
+        self._hidden = self._own | ours | {*self._renamed.values()}
         self._before: deque[tuple[float, dict[str, float]]] = deque()
 
     @property
@@ -178,8 +182,9 @@ class MappedRobot:
         Unusable if a number of the mapping is missing.
         """
         theirs = self.robot.get_observation()
-        now_s = time.monotonic()
         ours = {name: entry.from_robot(number(theirs, entry.name)) for name, entry in self._entries.items()}
+        answered_s = time.monotonic()
+        now_s = answered_s - age(theirs, answered_s)  # when it was measured
         while len(self._before) > 1 and now_s - self._before[1][0] >= DIFFERENCE_S:
             self._before.popleft()
         before_s, before = self._before[0] if self._before else (now_s, ours)
@@ -191,7 +196,8 @@ class MappedRobot:
             elif now_s - before_s >= DIFFERENCE_S:
                 speed = (ours[position] - before[position]) / (now_s - before_s)
             found[f"{joint}.vel"] = speed
-        self._before.append((now_s, ours))
+        if not self._before or now_s > self._before[-1][0]:
+            self._before.append((now_s, ours))
         return found | self._others(theirs)
 
     def send_action(self, action: Action) -> Action:
@@ -204,4 +210,6 @@ class MappedRobot:
         self.robot.disconnect()
 
     def _others(self, found: Mapping[str, Any]) -> dict[str, Any]:
-        return {self._our_names.get(name, name): value for name, value in found.items() if name not in self._own}
+        """Return what the mapping renames, and what else has a name that stands for nothing of the mapping."""
+        others = {name: value for name, value in found.items() if name not in self._hidden}
+        return others | {ours: found[theirs] for ours, theirs in self._renamed.items() if theirs in found}

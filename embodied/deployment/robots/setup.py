@@ -82,7 +82,10 @@ def map_robot(options: DeployOptions, bundle: Bundle) -> dict[str, Any]:
             if path.exists():
                 raise UserError(f"mapping={path} exists: give a new file")
             write_mapping(path, propose(bundle, robot))
-        found = MappedRobot(robot, read_mapping(path), bundle.arm)
+        try:
+            found = MappedRobot(robot, read_mapping(path), bundle.arm)
+        except UserError as error:
+            raise UserError(f"mapping={path} needs a correction: {error}") from error
         qpos, gripper = show(found, path)
         seen: tuple[str, ...] = ()
         if options.confirm_mapping is not None:

@@ -41,6 +41,7 @@ VARIABLE = "EMBODIED_API_KEY"
 SCHEME = "Api-Key"
 MAX_NAME = 100  # characters of a key that a message repeats
 MAX_PROMPT = 1000  # characters of a prompt
+ANY_IMAGE_BYTES = 480 * 640 * 3  # of an image, whatever size is needed
 ALLOWANCE_BYTES = 65536  # bytes of a message besides its arrays
 
 
@@ -166,6 +167,10 @@ class RequestReader:
             found.pop("instruction", None)
         elif "instruction" not in found:
             found["instruction"] = self._index(None)
+        if int(found.get("delay", 0)) and "prefix" not in found:
+            raise UserError(
+                f"request: a delay of {found['delay']} needs a prefix, the actions that are decided already"
+            )
         for name in {"noise", "prefix", "delay"} & shapes.keys() - found.keys():
             found[name] = np.zeros(shapes[name], self.spec.types[name])
             if name == "noise" and self.bundle.noise == "seeded":
@@ -201,7 +206,11 @@ def request_of(bundle: Bundle, inputs: Mapping[str, NDArray[Any]]) -> dict[str, 
 
 
 def max_request_bytes(bundle: Bundle) -> int:
-    """Return the size of the largest request, with numbers of eight bytes."""
+    """Return the size of the largest request that is read, with numbers of eight bytes and too large images.
+
+    A larger one closes the connection; an image of a wrong size should get an error that says so.
+    """
     spec = InputSpec(bundle)
-    sizes = (prod(shape) * (1 if spec.types[name] == np.uint8 else 8) for name, shape in spec.shapes.items())
+    sizes = (max(prod(shape), ANY_IMAGE_BYTES) if spec.types[name] == np.uint8 else 8 * prod(shape)
+             for name, shape in spec.shapes.items())  # fmt: skip
     return ALLOWANCE_BYTES + sum(sizes)

@@ -41,7 +41,7 @@ class DeploymentRun:
         self.options, self.loop, self.site, self.deployment, self.key = options, loop, site, deployment, EmergencyKey()
         self.errors: list[BaseException] = []
         self.signalled = threading.Event()
-        self.refused = False  # the last episode, before its first control step
+        self.stays = False  # an episode was refused before its first control step, or a way home did not end there
         loop.stop, loop.ended = self.stop, site.ended
 
     def stop(self) -> bool:
@@ -57,7 +57,7 @@ class DeploymentRun:
             raise KeyboardInterrupt
         return False
 
-    def attempt(self, phase: Callable[[], None]) -> None:
+    def attempt(self, phase: Callable[[], object]) -> None:
         """Run a phase and keep its error, so that the next phase takes place anyway. The first error counts."""
         try:
             phase()
@@ -66,8 +66,10 @@ class DeploymentRun:
             self.deployment.error = self.deployment.error or describe(error)
 
     def episodes(self) -> None:
-        """Run all episodes. EmergencyStop if the key was pressed."""
+        """Run all episodes, each from the default pose. EmergencyStop if the key was pressed."""
         for index in range(self.options.episodes):
+            if index and not self.site.resets and not self.go_home():
+                raise KeyboardInterrupt
             self.episode(index)
             if index == 0 and self.options.report is not None and self.options.video:
                 self.site.film()
@@ -85,14 +87,15 @@ class DeploymentRun:
                     print("press any key to stop the robot at once", file=sys.stderr, flush=True)
                 loop.run(options.instruction or instruction, seed=options.seed * 1_000_003 + index)
         except Exception as error:
-            self.refused = isinstance(error, UserError) and (loop.record is before or not loop.record.steps)
+            self.stays = isinstance(error, UserError) and (loop.record is before or not loop.record.steps)
             if key.pressed():
                 raise EmergencyStop(f"emergency key, but the robot may not hold: {describe(error)}") from error
             raise
         finally:
             if loop.record is not before:
                 records.append(loop.record)
-                self.save()
+                with suppress(Exception):  # must not hide an error under way; the next ``save`` says what is wrong
+                    self.save()
         if key.pressed():
             raise EmergencyStop("emergency key")
         if self.signalled.is_set():  # in the last tick
@@ -105,8 +108,8 @@ class DeploymentRun:
         head = f"episode {index + 1} of {options.episodes}: {solved}, {record.reason}"
         print(f"{head}, {record.rate_hz:.1f} Hz, {note}", file=sys.stderr)
 
-    def go_home(self) -> None:
-        """Move the robot home if a policy has moved it. StoppedOnTheWayHome if the key was pressed.
+    def go_home(self) -> bool:
+        """Move the robot home if a policy has moved it. False if a signal stopped it; StoppedOnTheWayHome by the key.
 
         The robot stays where it is after the emergency key, after the driver crashed or did not answer, and if an
         episode was refused before the first control step: the mapping may read another pose. UserError if the way home
@@ -116,14 +119,15 @@ class DeploymentRun:
         known = isinstance(first, KeyboardInterrupt | OSError | UserError | None) and not isinstance(first, RobotHangs)
         moved = any(record.steps for record in self.deployment.records)
         if not (self.options.home and known and moved):
-            return
-        if self.refused:
+            return True
+        if self.stays:
             print("the robot stays where it is", file=sys.stderr)
-            return
-        frozen = isinstance(first, Unusable) and first.kind == "frozen"
-        if frozen or not robot.is_connected:
-            why = "its pose is not known" if frozen else "it is not connected"
+            return True
+        unknown = isinstance(first, Unusable) and first.kind in ("frozen", "jump")
+        if unknown or not robot.is_connected:
+            why = "its pose is not known" if unknown else "it is not connected"
             raise UserError(f"the robot does not move home: {why}")
+        self.stays = True  # if it does not arrive
         try:
             with stop_on_signals("stopping the robot on its way home") as signalled, key:
                 how = "press any key" if key.watching else "Ctrl-C"
@@ -133,14 +137,16 @@ class DeploymentRun:
         except (OSError, UserError) as error:
             print("the robot stays where it is", file=sys.stderr)
             if str(error) == str(first):
-                return
+                return True
             raise
         if key.pressed():
             raise StoppedOnTheWayHome("emergency key on the way home")
+        self.stays = not reached
         if signalled.is_set() and not reached:
             print("the robot holds where it is", file=sys.stderr)
         elif not reached:
             raise UserError(f"the robot did not reach its default pose within {MAX_S:g} s: it holds where it is")
+        return reached
 
     def keep_holding(self) -> None:
         """Keep the connection after the emergency key until a person says so."""
@@ -152,9 +158,12 @@ class DeploymentRun:
         if self.options.report is None:
             return
         folder, records = Path(self.options.report), self.deployment.records
-        if records:
-            save_episode(folder / EPISODES, records[-1], len(records) - 1)
-        write_report(self.deployment, folder, asdict(self.options), video)
+        try:
+            if records:
+                save_episode(folder / EPISODES, records[-1], len(records) - 1)
+            write_report(self.deployment, folder, asdict(self.options), video)
+        except OSError as error:
+            raise UserError(f"report={folder} cannot be written: {error.strerror or error}") from error
 
     def report(self) -> None:
         """Complete the report: the data set, and the film if there is one."""
@@ -216,14 +225,20 @@ def describe(error: BaseException) -> str:
 
 
 def write_data(folder: Path, deployment: Deployment) -> None:
-    """Write the data set. On a robot's computer, which lacks the libraries, print how to make it elsewhere."""
+    """Write the data set of the episodes that were solved.
+
+    On a robot's computer, which lacks the libraries, print how to make it elsewhere.
+    """
+    convert = f"python -m embodied.convert source={folder / EPISODES} bundle=<bundle dir> out=<new dir>"
     try:
         from embodied.data import write
         from embodied.session.deployed.robot_dataset import episodes_of
     except ImportError as error:
-        words = f"source={folder / EPISODES} bundle=<bundle dir> out=<new dir>"
-        cure = f"where all of embodied-rl is installed, 'python -m embodied.convert {words}' makes one of the episodes"
+        cure = f"where all of embodied-rl is installed, '{convert}' makes one of the episodes"
         print(f"{error}, so there is no data set; {cure}", file=sys.stderr)
     else:
-        if episodes := episodes_of(deployment):
+        if episodes := episodes_of(deployment, keep_failures=False):
             write(folder / "data", episodes, deployment.bundle.env_spec)
+        elif any(record.steps for record in deployment.records):
+            cure = f"'{convert} keep_failures=true' makes one of all episodes"
+            print(f"no episode was judged solved, so there is no data set; {cure}", file=sys.stderr)
