@@ -111,7 +111,7 @@ def closed_loop(report: Report, rounds: int, steps: int, path: Path) -> None:
             found = ControlLoop(bundle, robot, inference, safety, clock, schedule="rtc").run(steps=steps)
             if number > 0:
                 shares.append(found.missed_deadlines / (found.ticks + found.missed_deadlines))
-                rates.append(found.rate_hz)
+                rates.append(found.ticks / found.duration_s)
         inference.close()
     of_rounds = [round(share, 5) for share in shares]
     report.add("loop_missed_share", median(shares), "share", steps=steps, schedule="rtc", of_rounds=of_rounds)

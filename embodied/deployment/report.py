@@ -85,9 +85,9 @@ class EpisodeRecord:
         return np.stack([getattr(step, name) for step in self.steps])
 
     @property
-    def rate_hz(self) -> float:
-        """Achieved rate of the ticks."""
-        return self.ticks / self.duration_s if self.duration_s > 0 else 0.0
+    def control_steps_hz(self) -> float:
+        """Achieved rate of the control steps."""
+        return len(self.steps) / self.duration_s if self.duration_s > 0 else 0.0
 
 
 @dataclass

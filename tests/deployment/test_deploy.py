@@ -200,7 +200,7 @@ def test_an_episode_ends_after_its_last_control_step(robot: SimRobot) -> None:
     robot.reset(0, 0)
     record = loop_on(robot).run(steps=10)
     assert robot.now() == pytest.approx(10 * BUNDLE.control_dt_s)
-    assert record.rate_hz == pytest.approx(20.0)
+    assert record.control_steps_hz == pytest.approx(20.0)
 
 
 class Gentle:

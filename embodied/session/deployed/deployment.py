@@ -106,7 +106,7 @@ class DeploymentRun:
         solved = {True: "solved", False: "not solved", None: "not judged"}[record.success]
         note = f"{record.missed_deadlines} missed deadlines, {sum(record.interventions.values())} interventions"
         head = f"episode {index + 1} of {options.episodes}: {solved}, {record.reason}"
-        print(f"{head}, {record.rate_hz:.1f} Hz, {note}", file=sys.stderr)
+        print(f"{head}, {record.control_steps_hz:.1f} control steps/s, {note}", file=sys.stderr)
 
     def go_home(self) -> bool:
         """Move the robot home if a policy has moved it. False if a signal stopped it; StoppedOnTheWayHome by the key.
