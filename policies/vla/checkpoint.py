@@ -1,4 +1,4 @@
-"""Checkpoints in the layout of transformers: the model, which LoRA may adapt, the tokenizer, the image processor.
+"""Checkpoints in the layout of transformers: the model, the tokenizer, the image processor.
 
 config.json  model.safetensors (or shards)  tokenizer.json, tokenizer_config.json  preprocessor_config.json
 """
@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
@@ -24,8 +23,8 @@ from transformers.utils import logging as transformers_logging
 from embodied.core.errors import UserError, one_line
 from embodied.core.spec import EnvSpec
 from embodied.policies.config import VLAConfig
+from embodied.policies.vla.lora import merge_adaptations
 
-ADAPTED = ("q_proj", "k_proj", "v_proj", "o_proj")
 SPECIAL_TOKENS = {"pad_token": "<pad>", "bos_token": "<bos>", "eos_token": "<eos>", "unk_token": "<unk>"}
 IMAGE_TOKEN = "<image>"
 PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json")
@@ -257,38 +256,3 @@ def tokenize(tokenizer: Any, instructions: Sequence[str], max_tokens: int) -> tu
         rows.append(torch.tensor(ids))
     tokens = pad_sequence(rows, batch_first=True, padding_value=tokenizer.pad_token_id or 0)
     return tokens, torch.arange(tokens.shape[1]) < torch.tensor([len(row) for row in rows])[:, None]
-
-
-class LoRALinear(nn.Linear):
-    """A linear layer W x + B A x with a frozen weight W. Only A and B are trained; B starts at zero."""
-
-    def __init__(self, layer: nn.Linear, rank: int) -> None:
-        super().__init__(layer.in_features, layer.out_features, bias=layer.bias is not None)
-        self.weight, self.bias = layer.weight, layer.bias
-        self.requires_grad_(False)
-        self.lora_a = nn.Parameter(torch.randn(rank, layer.in_features) / rank)
-        self.lora_b = nn.Parameter(torch.zeros(layer.out_features, rank))
-
-    def forward(self, input: Tensor) -> Tensor:
-        return super().forward(input) + F.linear(F.linear(input, self.lora_a), self.lora_b)
-
-
-def adapt(layers: nn.Module, rank: int) -> None:
-    """Replace the attention projections in ``layers`` by ``LoRALinear``, in place, and freeze all other weights."""
-    layers.requires_grad_(False)
-    for module in list(layers.modules()):
-        for name, child in module.named_children():
-            if name in ADAPTED and isinstance(child, nn.Linear):
-                setattr(module, name, LoRALinear(child, rank))
-
-
-def merge_adaptations(model: Any) -> Any:
-    """Add every adaptation to its weight, in place, and return the model without ``LoRALinear``."""
-    for module in list(model.modules()):
-        for name, child in module.named_children():
-            if isinstance(child, LoRALinear):
-                plain = nn.Linear(child.in_features, child.out_features, bias=child.bias is not None)
-                plain.weight = nn.Parameter(child.weight.detach() + (child.lora_b @ child.lora_a).detach())
-                plain.bias = child.bias
-                setattr(module, name, plain)
-    return model

@@ -19,6 +19,7 @@ from embodied.policies.flow.prefix import draw_prefix, learned_rows, noisy_chunk
 from embodied.policies.normalizer import RunningNormalizer
 from embodied.policies.vla import checkpoint, pi0
 from embodied.policies.vla.grounding import HUBER_BETA, POSITION_SIZE, POSITION_WEIGHT, GroundingHeads
+from embodied.policies.vla.lora import adapt
 
 PREFIX = "prefix."  # of the keys that ``precompute`` puts into observations in place of images and instruction
 DRAWS_PER_OBSERVATION = 4  # draws of noise and time for each observation in the imitation loss
@@ -97,7 +98,7 @@ class VLAPolicy(FlowChains):
             vlm.language_model.requires_grad_(False)
             vlm.multi_modal_projector.requires_grad_(False)
         if config.lora_rank:
-            checkpoint.adapt(model.model.dit.layers, config.lora_rank)
+            adapt(model.model.dit.layers, config.lora_rank)
         self.frozen = set(config.freeze) == set(PARTS)
         self.precompute_in_actor = self.frozen and config.prefix_from_actor
         self.prefix_dtype = getattr(torch, config.dtype)
