@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 
 Part = Literal["vision", "language"]
 PARTS: tuple[Part, ...] = get_args(Part)
+ARCHITECTURE = ".architecture"
+"""File in place of the weights in a run's copy of its model. A policy whose option ``pretrained`` ends with it is built
+with random weights, to load those of a checkpoint of the run."""
 SMALLEST_IMAGE = 36  # pixels per side that the convolutions of pixels.py need
 
 

@@ -32,7 +32,7 @@ from embodied.core.options import (
 from embodied.envs.episodes.registry import SAMPLERS
 from embodied.envs.mujoco.robot_file import robot_randomization
 from embodied.envs.registry import DEFAULT_FAMILY, FAMILIES, TASKS, sim_options, split_name
-from embodied.policies.config import POLICIES
+from embodied.policies.config import ARCHITECTURE, POLICIES
 from embodied.runtime.config import RuntimeConfig
 from embodied.runtime.registry import RUNTIMES
 from embodied.session.files import CHANGEABLE, CONFIG_FILE, read_sections
@@ -156,19 +156,21 @@ def read_run(run_dir: Path) -> RunConfig:
         raise UserError(f"{path} is not the configuration of a run: it needs the sections {', '.join(GROUPS)}")
     sections["task"] = user_files.recorded(sections["task"], run_dir)
     try:
-        config = resolve(sections)
+        return resolve(sections)
     except UserError as error:
         raise UserError(f"{path} does not fit this version of the code: {error}") from error
-    return with_architecture(config, run_dir)
 
 
 def with_architecture(config: RunConfig, run_dir: Path) -> RunConfig:
-    """Point ``policy.pretrained`` to the copy of model and tokenizer in a run directory, if there is one."""
+    """Point ``policy.pretrained`` to the architecture and tokenizer in a run directory, if there are any.
+
+    The policy then has random weights: those of one of the run's checkpoints must be loaded into it.
+    """
     kept = run_dir / PRETRAINED
     options = config.policy.options
     if not hasattr(options, "pretrained") or not kept.is_dir():
         return config
-    return replace(config, policy=replace(config.policy, options=replace(options, pretrained=str(kept))))
+    return replace(config, policy=replace(config.policy, options=replace(options, pretrained=str(kept / ARCHITECTURE))))
 
 
 def read_acting(run_dir: Path, device: str, sim: str | None = None, randomization: str | None = None) -> RunConfig:

@@ -176,6 +176,11 @@ def make_policy(config: RunConfig, spec: EnvSpec) -> Policy:
     return policy
 
 
+def make_saved_policy(config: RunConfig, run_dir: Path, spec: EnvSpec) -> Policy:
+    """Build the policy of a run on the CPU, with weights that those of a checkpoint must replace."""
+    return make_policy(with_architecture(config, run_dir), spec)
+
+
 def build_policy(spec: EnvSpec, section: Mapping[str, Any]) -> Policy:
     """Build the policy of a section ``policy`` of a file. UserError if a value does not fit."""
     entry = POLICIES[section["name"]]
@@ -240,8 +245,9 @@ def load_checkpoint(run_dir: Path, name: str) -> checkpoint.Checkpoint:
 def load_policy(config: RunConfig, found: checkpoint.Checkpoint) -> Policy:
     """Build the run's policy with a checkpoint's weights, on the CPU. UserError if the weights do not fit."""
     spec = make_spec(config)
-    check_interface(found.path.parents[1], spec)
-    policy = make_policy(config, spec)
+    run_dir = found.path.parents[1]
+    check_interface(run_dir, spec)
+    policy = make_saved_policy(config, run_dir, spec)
     where = f"{found.path} does not fit the task and policy of this version of the code"
     weights = checkpoint.read_weights(found.state, where)
     checkpoint.check_weights(weights, policy.state_dict(), where)

@@ -133,6 +133,7 @@ def build(config: RunConfig, run_dir: Path, new: bool = True) -> Runtime:
         algorithm.total_updates = max(1, config.total_steps // steps)
         return algorithm
 
+    make_saved = partial(factories.make_saved_policy, config, run_dir)
     recipe = Recipe(
         config.runtime,
         num_envs=config.num_envs,
@@ -141,7 +142,7 @@ def build(config: RunConfig, run_dir: Path, new: bool = True) -> Runtime:
             factories.make_acting_env, config, run_dir=run_dir, cut_after_success=config.cut_after_success
         ),
         make_sampler=partial(factories.make_sampler, config),
-        make_policy=partial(factories.make_initial_policy if new else factories.make_policy, config),
+        make_policy=partial(factories.make_initial_policy, config) if new else make_saved,
         make_algorithm=make_algorithm,
         make_eval_env=partial(factories.make_eval_env, config, run_dir=run_dir),
         envs_on_gpu=factories.envs_on_gpu(config),

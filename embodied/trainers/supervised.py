@@ -43,7 +43,10 @@ class SupervisedTrainer(Trainer):
         super().__init__(config, run_dir, new)
         threads.use(threads.torch_cores())
         torch.manual_seed(config.seed)
-        policy = (factories.make_initial_policy if new else factories.make_policy)(config, spec)
+        if new:
+            policy = factories.make_initial_policy(config, spec)
+        else:
+            policy = factories.make_saved_policy(config, run_dir, spec)
         policy.to(resolve_device(config.runtime.device))
         self.algorithm = factories.make_algorithm(config, policy)
         self.patience: int | None = None

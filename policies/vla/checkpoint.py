@@ -22,7 +22,7 @@ from transformers.utils import logging as transformers_logging
 
 from embodied.core.errors import UserError, one_line
 from embodied.core.spec import EnvSpec
-from embodied.policies.config import VLAConfig
+from embodied.policies.config import ARCHITECTURE, VLAConfig
 from embodied.policies.vla.lora import merge_adaptations
 
 SPECIAL_TOKENS = {"pad_token": "<pad>", "bos_token": "<bos>", "eos_token": "<eos>", "unk_token": "<unk>"}
@@ -63,15 +63,21 @@ class Parts(NamedTuple):
 def build(spec: EnvSpec, config: VLAConfig) -> Parts:
     """Load the checkpoint ``config.pretrained``, or build a fresh model if there is none.
 
-    The tokenizer of a fresh model is trained on the task's instructions. A checkpoint without weights is accepted if
-    ``save_architecture`` wrote it; its weights are random then. UserError if something is missing or does not fit.
+    The tokenizer of a fresh model is trained on the task's instructions. Weights are random, drawn without a change of
+    torch's generator, if ``config.pretrained`` ends with ARCHITECTURE. UserError if something is missing or does not
+    fit.
     """
     if config.pretrained is None:
         return _build_fresh(spec, config)
-    path = Path(config.pretrained)
+    given = Path(config.pretrained)
+    path = given.parent if given.name == ARCHITECTURE else given
     missing = [what for what, names in REQUIRED_FILES.items() if not any((path / name).is_file() for name in names)]
-    architecture_only = missing == [WEIGHTS] and (path / ".architecture").is_file()
-    if missing and not architecture_only:
+    if path != given:
+        missing = [what for what in missing if what != WEIGHTS]
+    elif WEIGHTS in missing and (path / ARCHITECTURE).is_file():
+        cure = f"those of its run are in its checkpoints; init={path.parent} takes them"
+        raise UserError(f"policy.pretrained={path} has no weights: {cure}")
+    if missing:
         names = sorted(entry.name for entry in path.iterdir()) if path.is_dir() else ["no such directory"]
         names[MAX_LISTED:] = [f"{len(names) - MAX_LISTED} more"] if len(names) > MAX_LISTED else []
         there = ", ".join(names) or "nothing"
@@ -88,8 +94,9 @@ def build(spec: EnvSpec, config: VLAConfig) -> Parts:
         if Path(name).name != name or not name.endswith(".safetensors"):
             raise UserError(f"{index} names {one_line(name)}: shards are *.safetensors files in the same directory")
     with _loading_errors(path):
-        if architecture_only:
-            return Parts(PI0ForConditionalGeneration(model_config), tokenizer, pixels)
+        if path != given:
+            with torch.random.fork_rng(devices=[]):
+                return Parts(PI0ForConditionalGeneration(model_config), tokenizer, pixels)
         loaded: Any = PI0ForConditionalGeneration.from_pretrained(
             path, config=model_config, dtype=torch.float32, local_files_only=True, trust_remote_code=False,
             use_safetensors=True, output_loading_info=True,
@@ -180,7 +187,7 @@ def save_architecture(parts: Parts, path: Path) -> None:
     path.mkdir(parents=True)
     parts.model.config.save_pretrained(path)
     _save_processor(parts, path)
-    (path / ".architecture").touch()
+    (path / ARCHITECTURE).touch()
 
 
 def save_pretrained(parts: Parts, path: Path) -> None:
@@ -190,7 +197,7 @@ def save_pretrained(parts: Parts, path: Path) -> None:
     copies = {id(weight): nn.Parameter(weight.detach().to("cpu", torch.float32, copy=True)) for weight in weights}
     merge_adaptations(copy.deepcopy(parts.model, copies).to("cpu", torch.float32)).save_pretrained(path)
     _save_processor(parts, path)
-    (path / ".architecture").unlink(missing_ok=True)
+    (path / ARCHITECTURE).unlink(missing_ok=True)
 
 
 def _save_processor(parts: Parts, path: Path) -> None:

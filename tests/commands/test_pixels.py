@@ -144,6 +144,21 @@ def test_imitation_then_reinforcement_learning_then_evaluation(imitated: Path, t
     assert "cylinder" in AutoTokenizer.from_pretrained(moved / "pretrained").get_vocab()
 
 
+def test_a_run_without_a_checkpoint_begins_again_from_the_weights_that_it_was_given(
+    grounded: Path, tmp_path: Path
+) -> None:
+    path, given = tmp_path / "run", f"policy.pretrained={grounded / 'pretrained'}"
+    assert run_train(*RL, given, "eval_episodes=0", f"out={path}").code == 0
+    shutil.rmtree(path / "checkpoints")  # as in a run that was killed before its first one
+    (path / "pretrained" / "model.safetensors").unlink()
+    resumed = run_train(f"resume={path}")
+    assert resumed.code == 0, resumed.stderr
+    source, found = (checkpoint.load_last(run, only="policy").state for run in (grounded, path))
+    frozen = [key for key in source if "vision_tower" in key]
+    assert all(torch.equal(found[key], source[key]) for key in frozen)
+    assert str(grounded / "pretrained") in (path / "config.yaml").read_text()
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

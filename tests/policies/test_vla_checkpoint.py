@@ -44,9 +44,23 @@ def test_a_checkpoint_of_transformers_goes_in_and_out(tmp_path: Path) -> None:
 def test_an_architecture_is_enough_beside_the_weights_of_a_run(tmp_path: Path) -> None:
     policy, obs = build(seed=3), observe(NUM)
     policy.save_architecture(tmp_path / "kept")
-    other = build(seed=4, pretrained=str(tmp_path / "kept"), model={})
+    drawn = torch.get_rng_state()
+    other = VLAPolicy(SPEC, config(pretrained=str(tmp_path / "kept" / ".architecture"), model={}))
+    policy.save_pretrained(tmp_path / "whole")
+    torch.set_rng_state(drawn)
+    whole = VLAPolicy(SPEC, config(pretrained=str(tmp_path / "whole"), model={}))
+    critics = zip(other.critic.parameters(), whole.critic.parameters(), strict=True)
+    assert all(torch.equal(a, b) for a, b in critics), "weights that are replaced draw no numbers"
     other.load_state_dict(policy.state_dict())
     assert torch.equal(other.plan(obs), policy.plan(obs))
+
+
+def test_the_folder_of_a_stopped_run_is_no_checkpoint_to_start_from(tmp_path: Path) -> None:
+    build().save_architecture(tmp_path / "run" / "pretrained")
+    with pytest.raises(
+        UserError, match=r"has no weights: those of its run .* checkpoints; init=.*run takes them"
+    ):
+        build(pretrained=str(tmp_path / "run" / "pretrained"))
 
 
 @pytest.mark.parametrize(
