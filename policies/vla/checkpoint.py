@@ -35,6 +35,8 @@ REQUIRED_FILES = {
     "a tokenizer (tokenizer.json)": ("tokenizer.json", "tokenizer.model"),
     "an image processor (preprocessor_config.json)": PROCESSOR_FILES,
 }
+KINDS = {"vlm_config": "paligemma", "vlm_config.text_config": "gemma", "dit_config": "gemma"}
+"""Networks whose forward passes are those of pi0.py, by their place in config.json."""
 ABSENT = "absent"
 MAX_LISTED = 12  # file names in an error
 LOADING_ERRORS = (
@@ -84,6 +86,7 @@ def build(spec: EnvSpec, config: VLAConfig) -> Parts:
         raise UserError(f"policy.pretrained={path} lacks {'; '.join(missing)}. It has: {there}")
     with _loading_errors(path):
         tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=False)
+        _check_kinds(json.loads((path / "config.json").read_text(encoding="utf-8")))
         model_config = PI0Config.from_pretrained(path, local_files_only=True, trust_remote_code=False)
         pixels = _pixels(path)
         index = path / "model.safetensors.index.json"
@@ -128,10 +131,22 @@ def _build_fresh(spec: EnvSpec, config: VLAConfig) -> Parts:
     tokenizer = train_tokenizer(spec.texts)
     arguments = config.architecture(spec.action_dim, len(tokenizer), image_token_id(tokenizer), tokenizer.pad_token_id)
     try:
+        _check_kinds(arguments)
         model_config = PI0Config(**arguments)
     except LOADING_ERRORS as error:
         raise UserError(f"policy.model: {error}") from error
     return Parts(PI0ForConditionalGeneration(model_config), tokenizer, Pixels())
+
+
+def _check_kinds(config: Mapping[str, Any]) -> None:
+    """Raise UserError if a network of a PI0Config in plain values is not of its kind in KINDS."""
+    for name, allowed in KINDS.items():
+        part: Any = config
+        for key in name.split("."):
+            part = part.get(key) or {}
+        got = part.get("model_type", allowed)
+        if got != allowed:
+            raise UserError(f"{name}.model_type: got {one_line(got)}, allowed: {allowed}")
 
 
 def _differences(wanted: Mapping[str, Any], there: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:

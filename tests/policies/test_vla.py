@@ -199,6 +199,13 @@ def sized(text_config: dict[str, int] | None = None, **changes: int) -> dict[str
     return MODEL | {"vlm_config": vlm | {"text_config": vlm["text_config"] | (text_config or {})} | changes}
 
 
+def kinds(vlm: str = "paligemma", text: str = "gemma", dit: str = "gemma") -> dict[str, Any]:
+    """MODEL with networks of other kinds."""
+    words = MODEL["vlm_config"]["text_config"] | {"model_type": text}
+    vision_language = MODEL["vlm_config"] | {"model_type": vlm, "text_config": words}
+    return MODEL | {"vlm_config": vision_language, "dit_config": MODEL["dit_config"] | {"model_type": dit}}
+
+
 @pytest.mark.parametrize(
     ("changes", "options", "message"),
     [
@@ -220,6 +227,10 @@ def sized(text_config: dict[str, int] | None = None, **changes: int) -> dict[str
         ({}, {"model": {}}, "policy=vla needs a trained model: give policy.pretrained="),
         ({}, {"model": MODEL | {"max_stat_dim": 9}}, "unknown key 'policy.model.max_stat_dim'"),
         ({}, {"model": sized(text_config={"hiden_size": 9})}, "'policy.model.vlm_config.text_config.hiden_size'"),
+        ({}, {"model": kinds(text="gemma2")}, "model: vlm_config.text_config.model_type: got gemma2, allowed: gemma$"),
+        ({}, {"model": kinds(text="llama")}, "vlm_config.text_config.model_type: got llama, allowed: gemma$"),
+        ({}, {"model": kinds(dit="gemma3_text")}, "model: dit_config.model_type: got gemma3_text, allowed: gemma$"),
+        ({}, {"model": kinds(vlm="llava")}, "model: vlm_config.model_type: got llava, allowed: paligemma$"),
         ({}, {"model": sized(projection_dim=8)}, r"projection_dim \(images\) is 8, text_config.hidden_size"),
         ({}, {"model": sized(text_config={"num_attention_heads": 3})}, "num_attention_heads, 3, must be a multiple"),
     ],

@@ -57,9 +57,7 @@ def test_an_architecture_is_enough_beside_the_weights_of_a_run(tmp_path: Path) -
 
 def test_the_folder_of_a_stopped_run_is_no_checkpoint_to_start_from(tmp_path: Path) -> None:
     build().save_architecture(tmp_path / "run" / "pretrained")
-    with pytest.raises(
-        UserError, match=r"has no weights: those of its run .* checkpoints; init=.*run takes them"
-    ):
+    with pytest.raises(UserError, match=r"has no weights: those of its run .* checkpoints; init=.*run takes them"):
         build(pretrained=str(tmp_path / "run" / "pretrained"))
 
 
@@ -103,6 +101,11 @@ def test_a_checkpoint_without_some_weights_is_refused(tmp_path: Path) -> None:
         ("preprocessor_config.json", b"{", "cannot be loaded"),
         ("config.json", b"[]", "cannot be loaded"),
         ("config.json", b'{"model_type": "pi0", "chunk_size": "x"}', "cannot be loaded: .*chunk_size"),
+        (
+            "config.json",
+            b'{"dit_config": {"model_type": "gemma2"}}',
+            "dit_config.model_type: got gemma2, allowed: gemma",
+        ),
     ],
 )
 def test_a_damaged_checkpoint_is_refused(file: str, content: bytes, message: str, tmp_path: Path) -> None:
