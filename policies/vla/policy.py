@@ -76,6 +76,7 @@ class VLAPolicy(FlowChains):
         parts = checkpoint.build(spec, config)
         checkpoint.check_fits(parts, spec, config)
         model = parts.model
+        model.config.num_inference_steps = config.denoise_steps
         width, hidden = model.config.max_action_dim, model.config.dit_config.hidden_size
         super().__init__(spec, config, (hidden, width), width, hidden + spec.state_dim)
         self.config, self.parts = config, parts

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -24,10 +25,12 @@ NUM = 12
 def test_a_checkpoint_of_transformers_goes_in_and_out(tmp_path: Path) -> None:
     """save_pretrained ─► policy.pretrained ─► two updates ─► save_pretrained ─► plain transformers: same actions."""
     build(seed=3).save_pretrained(tmp_path / "base")
-    policy, obs = VLAPolicy(SPEC, config(pretrained=str(tmp_path / "base"), lora_rank=2)), observe(NUM)
+    options: dict[str, Any] = {"pretrained": str(tmp_path / "base"), "lora_rank": 2, "denoise_steps": 7}
+    policy, obs = VLAPolicy(SPEC, config(**options)), observe(NUM)
     start = torch.randn(NUM, 3, policy.width)
+    base = build(seed=3, denoise_steps=7)
     torch.testing.assert_close(
-        policy.integrate_ode(obs, start)[:, -1], plain_sample(build(seed=3), obs, start), atol=1e-5, rtol=1e-5
+        policy.integrate_ode(obs, start)[:, -1], plain_sample(base, obs, start), atol=1e-5, rtol=1e-5
     )
     ppo = PPO(policy, PPOConfig(epochs=2, num_minibatches=2), seed=0, device=torch.device("cpu"))
     for version in range(2):
@@ -36,7 +39,10 @@ def test_a_checkpoint_of_transformers_goes_in_and_out(tmp_path: Path) -> None:
     model = PI0ForConditionalGeneration.from_pretrained(tmp_path / "tuned")
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "tuned")
     expected = policy.integrate_ode(obs, start)[:, -1]
-    assert not torch.allclose(expected, plain_sample(build(seed=3), obs, start), atol=1e-3)
+    assert not torch.allclose(expected, plain_sample(base, obs, start), atol=1e-3)
+    policy.save_architecture(tmp_path / "kept")
+    written = [json.loads((tmp_path / name / "config.json").read_text()) for name in ("kept", "tuned")]
+    assert [numbers["num_inference_steps"] for numbers in written] == [7, 7], "those of the policy"
     policy.parts = policy.parts._replace(model=model, tokenizer=tokenizer)
     torch.testing.assert_close(plain_sample(policy, obs, start), expected, atol=1e-5, rtol=1e-5)
 
