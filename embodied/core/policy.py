@@ -128,7 +128,10 @@ class Policy(nn.Module):
     """Library whose model the policy wraps and whose layout ``save_pretrained`` writes; None: the policy wraps none."""
 
     def save_architecture(self, path: Path) -> None:
-        """Write all that is needed beside the policy's own weights to load it again, into a new directory."""
+        """Write all that is needed beside the policy's own weights to load it again, into a directory that may exist.
+
+        Weights that ``save_pretrained`` has written there are removed: they are not those of the training to come.
+        """
 
     def save_pretrained(self, path: Path) -> None:
         """Write all that the other library needs to load the model, into a directory that may exist."""

@@ -85,7 +85,6 @@ class Session:
             write_atomically(self.run_dir / CONFIG_FILE, to_yaml(self.config))
             keep_copy(self.config.task.name, self.run_dir)
             keep_interface(self.run_dir, spec)
-        if not (self.run_dir / PRETRAINED).exists():
             trainer.policy.save_architecture(self.run_dir / PRETRAINED)
         with ExitStack() as stack:
             stack.callback(lock.close)

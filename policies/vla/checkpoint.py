@@ -198,8 +198,10 @@ def check_fits(parts: Parts, spec: EnvSpec, config: VLAConfig) -> None:
 
 
 def save_architecture(parts: Parts, path: Path) -> None:
-    """Write a checkpoint without weights, for a run that keeps these in its own checkpoints."""
-    path.mkdir(parents=True)
+    """Write a checkpoint without weights, for a run that keeps these in its own checkpoints; remove older weights."""
+    path.mkdir(parents=True, exist_ok=True)
+    for weights in path.glob("model*.safetensors*"):
+        weights.unlink()
     parts.model.config.save_pretrained(path)
     _save_processor(parts, path)
     (path / ARCHITECTURE).touch()

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import shutil
+import threading
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from transformers import AutoTokenizer, PI0ForConditionalGeneration
 
 from embodied.report.metrics import read_metrics
 from embodied.runtime import checkpoint
+from embodied.session import session
 from tests.commands.helpers import assert_ends_alike, imitation_ends_after, run_collect, run_eval, run_train
 
 SIZE = "16"
@@ -142,6 +146,24 @@ def test_imitation_then_reinforcement_learning_then_evaluation(imitated: Path, t
     model = PI0ForConditionalGeneration.from_pretrained(moved / "pretrained")
     assert model.config.vlm_config.vision_config.image_size == int(SIZE)
     assert "cylinder" in AutoTokenizer.from_pretrained(moved / "pretrained").get_vocab()
+
+
+def test_the_model_of_a_finished_run_that_goes_on_has_no_weights_until_it_ends(
+    grounded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy = shutil.copytree(grounded, tmp_path / "run", symlinks=True)
+    (stop := threading.Event()).set()
+    with monkeypatch.context() as patch:
+        patch.setattr(session, "stop_on_signals", lambda: nullcontext(stop))
+        assert run_train(f"resume={copy}", "algo.updates=6").code == 130
+    kept = {path.name for path in (copy / "pretrained").iterdir()}
+    assert kept == {path.name for path in (grounded / "pretrained").iterdir()} - {"model.safetensors"} | {
+        ".architecture"
+    }
+    assert run_train(f"resume={copy}", "algo.updates=6").code == 0
+    weights = load_file(copy / "pretrained" / "model.safetensors")["action_out_proj.weight"]
+    trained = checkpoint.load_last(copy, only="policy").state
+    assert torch.equal(weights, trained["model.action_out_proj.weight"])
 
 
 def test_a_run_without_a_checkpoint_begins_again_from_the_weights_that_it_was_given(
