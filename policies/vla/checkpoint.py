@@ -232,12 +232,24 @@ def _save_processor(parts: Parts, path: Path) -> None:
 
 
 def _pixels(path: Path) -> Pixels:
-    """Read the normalisation of images from the image processor's file."""
-    file = next(path / name for name in PROCESSOR_FILES if (path / name).is_file())
-    processor = json.loads(file.read_text(encoding="utf-8"))
-    processor = processor.get("image_processor", processor)
-    mean, std = (processor.get(f"image_{key}", default) for key, default in Pixels()._asdict().items())
-    return Pixels(tuple(mean), tuple(std))
+    """Read what the image processor of transformers does with pixels. UserError for numbers that are none."""
+    found = {name: json.loads((path / name).read_text("utf-8")) for name in PROCESSOR_FILES if (path / name).is_file()}
+    nested = found.get("processor_config.json", {}).get("image_processor")
+    processor = found["preprocessor_config.json"] if nested is None else nested
+
+    def colours(key: str, default: float) -> Tensor:
+        value = processor.get(key, default)
+        try:
+            return torch.tensor(value, dtype=torch.float64).expand(3)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise UserError(f"{key}: got {value!r}, allowed: a number, or three of them") from error
+
+    scale, mean, std = torch.tensor(255.0), torch.zeros(3), torch.ones(3)
+    if processor.get("do_rescale", True):
+        scale = 255.0 * colours("rescale_factor", 1 / 255)
+    if processor.get("do_normalize", True):
+        mean, std = colours("image_mean", 0.5), colours("image_std", 0.5)
+    return Pixels(tuple((mean / scale).tolist()), tuple((std / scale).tolist()))
 
 
 def train_tokenizer(instructions: Sequence[str]) -> Any:

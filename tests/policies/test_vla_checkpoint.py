@@ -11,6 +11,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer, PI0ForConditionalGeneration
+from transformers.image_processing_backends import PilBackend
+from transformers.models.pi0.image_processing_pi0 import PI0ImageProcessor
 
 from embodied.algos.config import PPOConfig
 from embodied.algos.ppo import PPO
@@ -67,6 +69,46 @@ def test_the_folder_of_a_stopped_run_is_no_checkpoint_to_start_from(tmp_path: Pa
         build(pretrained=str(tmp_path / "run" / "pretrained"))
 
 
+class Steps(PilBackend):
+    """transformers' processing of images by π0's settings, with PIL: their class for π0 needs torchvision."""
+
+    do_rescale, do_normalize = PI0ImageProcessor.do_rescale, PI0ImageProcessor.do_normalize
+    image_mean, image_std = PI0ImageProcessor.image_mean, PI0ImageProcessor.image_std
+    do_resize = False  # pictures have the model's size
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"image_mean": [0.48, 0.45, 0.4], "image_std": [0.2, 0.3, 0.25]},
+        {"image_mean": 0.4, "image_std": 0.3},
+        {"rescale_factor": 1 / 127.5},
+        {"do_rescale": False, "image_mean": 127.0, "image_std": 128.0},
+        {"do_normalize": False, "image_mean": None},
+        {"do_normalize": False, "do_rescale": False},
+    ],
+)
+@pytest.mark.parametrize("nested", [False, True])
+def test_pixels_are_those_of_the_image_processor_of_transformers(
+    changes: dict[str, Any], nested: bool, tmp_path: Path
+) -> None:
+    build().save_pretrained(tmp_path / "base")
+    settings = {"image_processor_type": "PI0ImageProcessor", **changes}
+    if nested:  # transformers prefers it
+        (tmp_path / "base" / "processor_config.json").write_text(json.dumps({"image_processor": settings}))
+    else:
+        (tmp_path / "base" / "processor_config.json").write_text(json.dumps({"processor_class": "PI0Processor"}))
+        (tmp_path / "base" / "preprocessor_config.json").write_text(json.dumps(settings))
+    image = observe(1)["images.front"][0].numpy()
+    expected = torch.as_tensor(Steps(**changes)([image], return_tensors="np")["pixel_values"][0]).float()
+    policy = build(pretrained=str(tmp_path / "base"))
+    policy.save_pretrained(tmp_path / "kept")
+    for built in (policy, build(pretrained=str(tmp_path / "kept"))):
+        pixels = (torch.as_tensor(image).permute(2, 0, 1) - built.pixel_mean) / built.pixel_std
+        torch.testing.assert_close(pixels, expected, rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize(
     ("gone", "message"),
     [
@@ -105,6 +147,13 @@ def test_a_checkpoint_without_some_weights_is_refused(tmp_path: Path) -> None:
     [
         ("model.safetensors", b"\0" * 20, "cannot be loaded"),
         ("preprocessor_config.json", b"{", "cannot be loaded"),
+        (
+            "preprocessor_config.json",
+            b'{"image_mean": null}',
+            "loaded: image_mean: got None, allowed: a number",
+        ),
+        ("preprocessor_config.json", b'{"image_std": [1, 2]}', "loaded: image_std: got .1, 2., allowed: a number, or"),
+        ("preprocessor_config.json", b'{"rescale_factor": "x"}', "loaded: rescale_factor: got 'x', allowed: a number"),
         ("config.json", b"[]", "cannot be loaded"),
         ("config.json", b'{"model_type": "pi0", "chunk_size": "x"}', "cannot be loaded: .*chunk_size"),
         (
