@@ -24,6 +24,7 @@ class DSRLPolicy(GaussianChunk):
     must_match = ("activation", "prediction", "denoise_steps")
     must_match_exploring = ("noise_bound", "noise_std_min", "noise_std_max")
     wraps = "base."
+    wrapped = FlowPolicy
 
     def __init__(self, spec: EnvSpec, config: DSRLConfig) -> None:
         super().__init__(spec, config)

@@ -90,6 +90,8 @@ class Policy(nn.Module):
     wraps: str | None = None
     """Prefix in ``state_dict`` of a wrapped policy, whose weights this one needs and never changes; None: no policy is
     wrapped."""
+    wrapped: type["Policy"] | None = None
+    """Class of the wrapped policy."""
 
     # -- imitation -----------------------------------------------------------------------------------------------------
 

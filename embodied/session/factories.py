@@ -27,8 +27,7 @@ from embodied.runtime.checkpoint_names import newest_first
 from embodied.runtime.config import EvalNoise
 from embodied.runtime.evaluator import MAX_EVAL_ENVS, evaluate
 from embodied.runtime.recipe import device_of
-from embodied.session.config import RunConfig, read_run, read_section, with_architecture
-from embodied.session.files import CONFIG_FILE
+from embodied.session.config import RunConfig, read_section, with_architecture
 from embodied.session.interface import check_interface
 
 
@@ -177,7 +176,7 @@ def make_policy(config: RunConfig, spec: EnvSpec) -> Policy:
 
 
 def make_saved_policy(config: RunConfig, run_dir: Path, spec: EnvSpec) -> Policy:
-    """Build the policy of a run on the CPU, with weights that those of a checkpoint must replace."""
+    """Build a policy on the CPU, with weights that those of a checkpoint in ``run_dir`` must replace."""
     return make_policy(with_architecture(config, run_dir), spec)
 
 
@@ -185,45 +184,6 @@ def build_policy(spec: EnvSpec, section: Mapping[str, Any]) -> Policy:
     """Build the policy of a section ``policy`` of a file. UserError if a value does not fit."""
     entry = POLICIES[section["name"]]
     return entry.build(spec, read_section(section, entry.config, "policy").options)
-
-
-def make_initial_policy(config: RunConfig, spec: EnvSpec) -> Policy:
-    """Build the policy of a new run, with the weights of the run ``init`` if it is given.
-
-    Exploration and critic stay fresh if the algorithm of ``init`` does not explore. A policy that wraps another one
-    loads the weights into the wrapped policy. UserError if ``init`` does not fit, or a wrapping policy has none.
-    """
-    if config.init is None:
-        policy = make_policy(config, spec)
-        if policy.wraps is not None:
-            raise UserError(f"policy={config.policy.name} needs a policy to wrap: init=<run directory> is missing")
-        return policy
-    run_dir, where = Path(config.init), f"init={config.init}"
-    config = with_architecture(config, run_dir)
-    policy = make_policy(config, spec)
-    source = read_run(run_dir)
-    if source.task.title != config.task.title:
-        raise UserError(f"{where} is a run of task {source.task.title}, this one is of {config.task.title}")
-    check_interface(run_dir, spec)
-    found = checkpoint.load_last(run_dir, only="policy")
-    fresh = () if ALGORITHMS[source.algo.name].build.explores else tuple(policy.not_imitated or ())
-    weights, own = checkpoint.read_weights(found.state, where), policy.state_dict()
-    if policy.wraps is not None and source.policy.name != config.policy.name:
-        wrapped = policy.wraps
-        weights = {wrapped + key: value for key, value in weights.items()}
-        fresh = tuple(key for key in own if not key.startswith(wrapped))
-    weights = {key: value for key, value in weights.items() if not key.startswith(fresh)}
-    weights |= {key: value for key, value in own.items() if key.startswith(fresh)}
-    weights = {key: own[key] for key in own if key.endswith(policy.optional_suffixes)} | weights
-    cure = f"has a policy of another architecture: give the policy options of its {CONFIG_FILE}"
-    checkpoint.check_weights(weights, own, f"{where} {cure}")
-    explores = not fresh and ALGORITHMS[config.algo.name].build.explores
-    for key in policy.must_match + (policy.must_match_exploring if explores else ()):
-        theirs, ours = getattr(source.policy.options, key), getattr(config.policy.options, key)
-        if theirs != ours:
-            raise UserError(f"{where} was trained with policy.{key}={theirs}, this run has {ours}")
-    policy.load_state_dict(weights)
-    return policy
 
 
 def make_algorithm(config: RunConfig, policy: Policy) -> Any:

@@ -16,6 +16,7 @@ from embodied.runtime.watch import TRACE_S
 from embodied.session import factories
 from embodied.session.config import RunConfig
 from embodied.session.trainer import Report, Trainer
+from embodied.session.warm_start import make_initial_policy
 
 TRACE_FILE = "trace.json.gz"
 
@@ -142,7 +143,7 @@ def build(config: RunConfig, run_dir: Path, new: bool = True) -> Runtime:
             factories.make_acting_env, config, run_dir=run_dir, cut_after_success=config.cut_after_success
         ),
         make_sampler=partial(factories.make_sampler, config),
-        make_policy=partial(factories.make_initial_policy, config) if new else make_saved,
+        make_policy=partial(make_initial_policy, config) if new else make_saved,
         make_algorithm=make_algorithm,
         make_eval_env=partial(factories.make_eval_env, config, run_dir=run_dir),
         envs_on_gpu=factories.envs_on_gpu(config),

@@ -25,6 +25,7 @@ from embodied.runtime import threads
 from embodied.session import factories
 from embodied.session.config import RunConfig
 from embodied.session.trainer import Report, Trainer
+from embodied.session.warm_start import make_initial_policy
 from embodied.trainers.scenes import SceneDataset, render_scenes
 
 
@@ -43,10 +44,7 @@ class SupervisedTrainer(Trainer):
         super().__init__(config, run_dir, new)
         threads.use(threads.torch_cores())
         torch.manual_seed(config.seed)
-        if new:
-            policy = factories.make_initial_policy(config, spec)
-        else:
-            policy = factories.make_saved_policy(config, run_dir, spec)
+        policy = make_initial_policy(config, spec) if new else factories.make_saved_policy(config, run_dir, spec)
         policy.to(resolve_device(config.runtime.device))
         self.algorithm = factories.make_algorithm(config, policy)
         self.patience: int | None = None

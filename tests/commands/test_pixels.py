@@ -201,6 +201,26 @@ def test_what_does_not_fit_is_refused_before_anything_is_written(
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["policy=dsrl"], "policy=vla_tiny, a VLAPolicy on cameras; policy=dsrl takes a FlowPolicy on a state vector"),
+        (["policy=flow"], "policy=vla_tiny, a VLAPolicy on cameras; policy=flow takes a FlowPolicy on a state vector"),
+        (
+            ["policy=vla_tiny", "policy.pretrained=x"],
+            "policy.pretrained=x both name the weights to start",
+        ),
+    ],
+)
+def test_a_start_from_a_model_is_from_one_and_of_its_kind(
+    words: list[str], message: str, grounded: Path, tmp_path: Path
+) -> None:
+    outcome = run_train("task=tabletop", *words, f"init={grounded}", f"out={tmp_path / 'run'}")
+    assert outcome.code == 2
+    assert message in outcome.stderr
+    assert not (tmp_path / "run").exists()
+
+
 def test_eyes_in_another_order_are_refused(grounded: Path, tmp_path: Path) -> None:
     outcome = run_train(*RL, f"init={grounded}", "policy.cameras=[wrist,front]", f"out={tmp_path / 'run'}")
     assert outcome.code == 2
