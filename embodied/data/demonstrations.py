@@ -69,14 +69,16 @@ class Demonstrations:
         return torch.isin(self.episode_F, torch.as_tensor(list(episodes), dtype=torch.int64)).nonzero().squeeze(1)
 
     def with_instructions(self, instructions: Sequence[str]) -> Demonstrations:
-        """Return a copy that indexes the ``instructions`` of a task. UserError for a text that the task lacks."""
-        unknown = [text for text in self.instructions if text not in instructions]
+        """Return a copy that indexes the ``instructions`` of a task. UserError if the task lacks that of a frame."""
+        used, place_F = self.instruction_F.unique(return_inverse=True)
+        texts = [self.instructions[i] for i in used.tolist()]
+        unknown = [text for text in texts if text not in instructions]
         if unknown:
             known = f"The task has {len(instructions)}, for instance: {instructions[0]}"
             few = "; ".join(unknown[:5])
             raise UserError(f"the task does not know {len(unknown)} of the data set's instructions: {few}. {known}")
-        place = torch.tensor([instructions.index(text) for text in self.instructions])
-        return replace(self, instruction_F=place[self.instruction_F], instructions=tuple(instructions))
+        index = torch.tensor([instructions.index(text) for text in texts])
+        return replace(self, instruction_F=index[place_F], instructions=tuple(instructions))
 
     def obs(self, rows_B: Tensor | slice) -> Obs:
         """Return the observations of frames ``rows``: ``state`` [B, S], ``instruction`` [B], ``images.<camera>``."""

@@ -122,7 +122,8 @@ def check_sizes(path: Path, spec: EnvSpec, keys: Mapping[str, Any] | None = None
 def _check_size(path: Path, camera: CameraSpec, height: int, width: int) -> None:
     if (height, width) != (camera.height, camera.width):
         pixels = f"{height}x{width} pixels, needed is {camera.height}x{camera.width}"
-        cure = f"policy.image_size={height}, or resize them" if height == width else "resize them, to a square"
+        other = f", or give policy.image_size={height} if the policy takes such pictures"
+        cure = "resize them" + (other if height == width else ", to a square")
         raise UserError(f"data set {path}: pictures of camera {camera.name} have {pixels}: {cure}")
 
 

@@ -57,6 +57,7 @@ def test_instructions_are_found_by_their_text() -> None:
         UserError, match=r"does not know 1 of the data set's instructions: b\. The task has 2, for instance"
     ):
         data(2, 2).with_instructions(["x", "a"])
+    assert data(3).with_instructions(["a"]).instruction_F.tolist() == [0, 0, 0], "no frame has instruction b"
 
 
 def test_only_the_episodes_asked_for() -> None:

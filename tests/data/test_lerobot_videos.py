@@ -162,6 +162,9 @@ def test_a_camera_may_have_another_name(tmp_path: Path) -> None:
 
 def test_sizes_are_compared_before_decoding(tmp_path: Path) -> None:
     path = make(tmp_path / "set")
-    with pytest.raises(UserError, match="pictures of camera front have 32x32 pixels, needed is 64x64"):
+    message = (
+        "pictures of camera front have 32x32 pixels, needed is 64x64: resize them, or give policy.image_size=32 if"
+    )
+    with pytest.raises(UserError, match=message):
         lerobot.check_sizes(path, replace(SPEC, cameras=(CameraSpec("front", 64, 64),)))
     lerobot.check_sizes(path, replace(SPEC, cameras=(CameraSpec("front", SIZE, SIZE),)))
