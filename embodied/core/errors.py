@@ -10,6 +10,7 @@ TYPES: dict[type, str] = {
     bool: "true or false", int: "an integer", float: "a number", str: "text", dict: "a section with keys",
 }  # fmt: skip
 """Types of values in the words of a user."""
+MOST_LISTED, NEAREST = 30, 3  # names in a message: all of so many, or else the nearest
 SYNONYMS = {"gpu": "cuda"}  # words for names that look like another one
 
 
@@ -49,11 +50,17 @@ def check_base(part: object, base: type, name: str) -> None:
 
 
 def nearest(name: str, allowed: Iterable[str]) -> str | None:
-    """Return the allowed name closest to ``name``, or None if none is close."""
+    """Return the allowed name closest to ``name``, upper or lower case, or None if none is close."""
     names = list(allowed)
     if SYNONYMS.get(name) in names:
         return SYNONYMS[name]
-    return next(iter(difflib.get_close_matches(name, names, n=1, cutoff=0.5)), None)
+    return next(iter(_closest(name, names, 1, 0.5)), None)
+
+
+def _closest(name: str, names: Iterable[str], number: int, cutoff: float) -> list[str]:
+    """Return up to so many names whose similarity with ``name`` is ``cutoff`` or more, from 0 to 1, closest first."""
+    by_lower = {other.lower(): other for other in names}
+    return [by_lower[match] for match in difflib.get_close_matches(name.lower(), by_lower, number, cutoff)]
 
 
 class NeedsCameras(UserError):
@@ -65,9 +72,15 @@ class NeedsCameras(UserError):
 
 
 def unknown_name(kind: str, got: str, allowed: Iterable[str]) -> UserError:
-    """Return the error for a name that is not in ``allowed``; its message lists these and suggests the nearest."""
-    names = sorted(allowed)
-    return UserError(f"unknown {kind} '{got}'.{_hint(nearest(got, names))} Allowed: {', '.join(names)}")
+    """Return the error for a name that is not in ``allowed``; its message lists these and suggests the nearest.
+
+    Of more than MOST_LISTED names it lists the NEAREST.
+    """
+    names, listed = sorted(allowed), "Allowed:"
+    hint = _hint(nearest(got, names))
+    if len(names) > MOST_LISTED:
+        names, listed = _closest(got, names, NEAREST, 0.0), f"Allowed are {len(names)}, the nearest:"
+    return UserError(f"unknown {kind} '{got}'.{hint} {listed} {', '.join(names)}")
 
 
 def wrong_value(key: str, got: str, allowed: str, suggestion: str | None = None) -> UserError:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from embodied.core.errors import describe_error
+from embodied.core.errors import describe_error, unknown_name
 from embodied.core.options import from_mapping
 
 
@@ -22,6 +22,18 @@ def without_this_file(error: BaseException) -> BaseException:
     """Return an error as if nothing of the user had called what raised it."""
     assert error.__traceback__ is not None
     return error.with_traceback(error.__traceback__.tb_next)
+
+
+def test_few_names_are_listed_and_of_many_the_nearest() -> None:
+    assert str(unknown_name("robot", "PANDAS", ["so101", "panda"])) == (
+        "unknown robot 'PANDAS'. Did you mean 'panda'? Allowed: panda, so101"
+    )
+    texts = [f"put the {colour} {shape} away" for colour in ("Red", "blue", "green", "grey") for shape in "abcdefghij"]
+    assert str(unknown_name("instruction", "put the red ball away", texts)) == (
+        "unknown instruction 'put the red ball away'. Did you mean 'put the Red b away'? "
+        "Allowed are 40, the nearest: put the Red b away, put the Red a away, put the Red j away"
+    )
+    assert str(unknown_name("instruction", "?", texts)).count("put the") == 3
 
 
 def test_an_error_of_a_package_is_placed_in_the_package() -> None:
