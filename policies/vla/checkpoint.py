@@ -102,8 +102,11 @@ def build(spec: EnvSpec, config: VLAConfig) -> Parts:
                 return Parts(PI0ForConditionalGeneration(model_config), tokenizer, pixels)
         loaded: Any = PI0ForConditionalGeneration.from_pretrained(
             path, config=model_config, dtype=torch.float32, local_files_only=True, trust_remote_code=False,
-            use_safetensors=True, output_loading_info=True,
+            use_safetensors=True, output_loading_info=True, ignore_mismatched_sizes=True,
         )  # fmt: skip
+    for name, there, needed in sorted(loaded[1]["mismatched_keys"]):
+        shapes = f"{name} is {[*there]}, config.json needs {[*needed]}"
+        raise UserError(f"policy.pretrained={path}: {shapes}")
     model, lacking = loaded[0], loaded[1]["missing_keys"]
     if lacking:
         some = ", ".join(sorted(lacking)[:3])

@@ -142,6 +142,15 @@ def test_a_checkpoint_without_some_weights_is_refused(tmp_path: Path) -> None:
         build(pretrained=str(tmp_path / "base"))
 
 
+def test_a_checkpoint_with_a_weight_of_another_shape_is_refused_by_its_name(tmp_path: Path) -> None:
+    build().save_pretrained(tmp_path / "base")
+    weights = load_file(tmp_path / "base" / "model.safetensors")
+    weights["action_out_proj.weight"] = torch.zeros(9, 20)
+    save_file(weights, tmp_path / "base" / "model.safetensors", {"format": "pt"})
+    with pytest.raises(UserError, match=r"base: action_out_proj.weight is \[9, 20\], config.json needs \[3, 20\]$"):
+        build(pretrained=str(tmp_path / "base"))
+
+
 @pytest.mark.parametrize(
     ("file", "content", "message"),
     [
