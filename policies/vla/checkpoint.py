@@ -236,7 +236,8 @@ def _save_processor(parts: Parts, path: Path) -> None:
 
 def _pixels(path: Path) -> Pixels:
     """Read what the image processor of transformers does with pixels. UserError for numbers that are none."""
-    found = {name: json.loads((path / name).read_text("utf-8")) for name in PROCESSOR_FILES if (path / name).is_file()}
+    files = [path / name for name in PROCESSOR_FILES if (path / name).is_file()]
+    found = {file.name: json.loads(file.read_text(encoding="utf-8")) for file in files}
     nested = found.get("processor_config.json", {}).get("image_processor")
     processor = found["preprocessor_config.json"] if nested is None else nested
 
