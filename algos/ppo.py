@@ -54,8 +54,8 @@ class PPO(Algorithm):
         self.device = device
         self.optimizer = build_adam(policy, config, device)
         self._actor_parameters = [p for name, p in policy.named_parameters() if not name.startswith("critic.")]
-        self.reference = policy.duplicate().requires_grad_(False) if config.reference_kl_coef > 0 else None
-        self.deployed = policy.duplicate().requires_grad_(False) if config.ema_decay > 0 else policy
+        self.reference = policy.duplicate().requires_grad_(False).eval() if config.reference_kl_coef > 0 else None
+        self.deployed = policy.duplicate().requires_grad_(False).eval() if config.ema_decay > 0 else policy
         self._generator = torch.Generator().manual_seed(seed)
         self._record()
         self.learners: ProcessGroup = SINGLE_PROCESS

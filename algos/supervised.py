@@ -36,7 +36,7 @@ class Supervised:
 
     def __init__(self, policy: Policy, config: SupervisedConfig, *, seed: int, device: torch.device) -> None:
         self.policy = policy.to(device)
-        self.average = self.policy.duplicate().requires_grad_(False)
+        self.average = self.policy.duplicate().requires_grad_(False).eval()
         self.config, self.device = config, device
         self.updates = 0
         self.generator = torch.Generator().manual_seed(seed)

@@ -203,7 +203,7 @@ def load_checkpoint(run_dir: Path, name: str) -> checkpoint.Checkpoint:
 
 
 def load_policy(config: RunConfig, found: checkpoint.Checkpoint) -> Policy:
-    """Build the run's policy with a checkpoint's weights, on the CPU. UserError if the weights do not fit."""
+    """Build the run's policy with a checkpoint's weights, on the CPU, to act. UserError if the weights do not fit."""
     spec = make_spec(config)
     run_dir = found.path.parents[1]
     check_interface(run_dir, spec)
@@ -212,7 +212,7 @@ def load_policy(config: RunConfig, found: checkpoint.Checkpoint) -> Policy:
     weights = checkpoint.read_weights(found.state, where)
     checkpoint.check_weights(weights, policy.state_dict(), where)
     policy.load_state_dict(weights)
-    return policy
+    return policy.eval()
 
 
 def evaluate_policy(
@@ -229,14 +229,14 @@ def evaluate_policy(
 ) -> list[dict[str, Any]]:
     """Evaluate the policy on ``episodes`` fixed initial states, with each of ``noises``; see ``evaluate``.
 
-    The policy is moved to the run's device. num_threads: 0 is all cores. delay: that of ``make_acting_env``. watch:
+    The policy is moved to the run's device, in evaluation mode. num_threads: 0 is all cores. delay: that of ``make_acting_env``. watch:
     gets the share of all that is done. keep: records of the episodes with the first noise. choose: of the plans.
     """
 
     def part(i: int) -> Callable[[float], None]:
         return lambda share: watch((i + share) / len(noises))
 
-    policy.to(acting_device(config))
+    policy.to(acting_device(config)).eval()
     threads.use(num_threads or threads.torch_cores())
     with closing(make_eval_env(config, episodes, num_threads, delay=delay)) as env:
         plans = choose(evaluation_plans(env.spec, episodes, seed))
