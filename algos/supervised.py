@@ -73,11 +73,14 @@ class Supervised:
         return copied_to_cpu(self.average.state_dict())
 
     def state_dict(self) -> dict[str, Any]:
-        """Return all that ``load_state_dict`` needs to continue exactly (copies on the CPU)."""
+        """Return all that ``load_state_dict`` needs to continue exactly on a CPU (copies on the CPU).
+
+        With it comes the state of torch's global generator, for policies with dropout.
+        """
         return copied_to_cpu({
             "policy": self.policy.state_dict(), "average": self.average.state_dict(),
             "optimizer": self.optimizer.state_dict(), "generator": self.generator.get_state(),
-            "updates": self.updates,
+            "global_generator": torch.get_rng_state(), "updates": self.updates,
         })  # fmt: skip
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -87,6 +90,8 @@ class Supervised:
             self.average.load_state_dict(state["average"])
             self.optimizer.load_state_dict(state["optimizer"])
             self.generator.set_state(state["generator"].cpu())
+            if "global_generator" in state:  # earlier versions did not save it
+                torch.set_rng_state(state["global_generator"].cpu())
             self.updates = int(state["updates"])
         except (KeyError, ValueError, RuntimeError, TypeError, AttributeError) as error:
             raise UserError(f"this is not the state of {type(self).__name__} on this policy: {error}") from error

@@ -97,11 +97,12 @@ class Learner:
         return metrics
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state, with keys policy, algorithm and counters."""
+        """Return the state, with keys policy, algorithm, counters, and generator: torch's global one, on the CPU."""
         return {
             "policy": self.deployed_weights(),
             "algorithm": self.algorithm.state_dict(),
             "counters": {"iteration": self.iteration, "env_steps": self.env_steps},
+            "generator": torch.get_rng_state(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -113,6 +114,8 @@ class Learner:
         self.algorithm.load_state_dict(state["algorithm"])
         self.iteration = state["counters"]["iteration"]
         self.env_steps = state["counters"]["env_steps"]
+        if "generator" in state:  # earlier versions did not save it
+            torch.set_rng_state(state["generator"])
 
     def _frozen(self) -> set[str]:
         policy = self.algorithm.policy

@@ -248,6 +248,7 @@ class Runtime(AbstractContextManager["Runtime"], ABC):
             "algorithm": learner["algorithm"],
             "runtime": {
                 "counters": learner["counters"],
+                "generator": learner["generator"],
                 "ledger": {"version": self.iteration},
                 "rollout": dict(self._rollout),
                 "evaluated_at": self.evaluator.evaluated_at,
@@ -264,7 +265,7 @@ class Runtime(AbstractContextManager["Runtime"], ABC):
             differ = f"{len(runtime['groups'])} env groups, this run {len(self.groups)}"
             raise UserError(f"the checkpoint has {differ}: keep num_envs, num_env_workers and groups_per_worker")
         self._load_groups(runtime["groups"], runtime["incarnations"])
-        self.learner.load_state_dict({**state, "counters": runtime["counters"]})
+        self.learner.load_state_dict({**state, **runtime})
         self.ledger.continue_after(runtime["ledger"]["version"], self.learner.incarnation)
         self._rollout = dict(runtime["rollout"])
         self.evaluator.last_iteration = self.evaluator.evaluated_at = runtime["evaluated_at"]

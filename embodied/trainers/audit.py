@@ -170,6 +170,7 @@ def check_round_trip(audit: Audit) -> Result:
     if audit.reinforced:
         with audit.training() as runtime:
             again = runtime.state_dict()
+            again["runtime"] = {key: again["runtime"][key] for key in state["runtime"]}  # an earlier version kept less
             if not runtime.resumes_exactly:
                 state["runtime"] = state["runtime"] | {"groups": again["runtime"]["groups"]}
     else:

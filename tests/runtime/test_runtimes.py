@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,12 +20,14 @@ from embodied.core.episodes import EpisodePlans, EpisodeSampler, EpisodeStats, P
 from embodied.core.errors import UserError
 from embodied.core.policy import Policy
 from embodied.core.seeds import SEEDS
-from embodied.core.spec import Instruction
+from embodied.core.spec import EnvSpec, Instruction
 from embodied.core.types import Fragment, Obs
+from embodied.policies.config import GaussianConfig
+from embodied.policies.gaussian import GaussianPolicy
 from embodied.runtime import checkpoint
 from embodied.runtime.config import RuntimeConfig
 from embodied.runtime.evaluator import rollout_metrics
-from tests.runtime.builders import DECISIONS, NUM_ENVS, build, iterate, runtime_threads
+from tests.runtime.builders import DECISIONS, NUM_ENVS, build, iterate, make_policy, runtime_threads
 from tests.runtime.point_env import PointEnv, point_spec
 
 LAYOUTS = [{"num_env_workers": 1, "groups_per_worker": 2}, {"num_env_workers": 2, "groups_per_worker": 2}]
@@ -212,19 +214,35 @@ def test_env_steps_are_the_control_steps_really_executed() -> None:
         assert executed > 0
 
 
+class Dropping(GaussianPolicy):
+    """A policy with dropout, which takes its numbers from torch's global generator."""
+
+    def mean(self, inputs: torch.Tensor) -> torch.Tensor:
+        return super().mean(torch.dropout(inputs, 0.3, self.training))
+
+
+def make_dropping(spec: EnvSpec) -> Dropping:
+    return Dropping(spec, GaussianConfig(horizon=3, execute=2, actor_hidden=(16,), critic_hidden=(16,)))
+
+
+@pytest.mark.parametrize("make_policy", [make_policy, make_dropping])
 @pytest.mark.parametrize("name", ["sync", "local"])
-def test_resume_continues_bit_by_bit(name: str, tmp_path: Path) -> None:
-    with build(name=name) as runtime:
+def test_resume_continues_bit_by_bit(name: str, make_policy: Callable[[EnvSpec], Policy], tmp_path: Path) -> None:
+    with build(name=name, make_policy=make_policy) as runtime:
         iterate(runtime, 3)
         checkpoint.save(tmp_path, runtime.env_steps, runtime.state_dict())
         straight = iterate(runtime, 3)
         expected = runtime.state_dict()
     found = checkpoint.load_latest(tmp_path)
     assert found is not None
-    with build(name=name) as runtime:
+    with build(name=name, make_policy=make_policy) as runtime:
         runtime.load_state_dict(found.state)
         resumed = iterate(runtime, 3)
         assert_same(runtime.state_dict(), expected)
+    del found.state["runtime"]["generator"]
+    with build(name=name, make_policy=make_policy) as runtime:
+        runtime.load_state_dict(found.state)  # of an earlier version
+        assert runtime.iteration == 3
     assert [i.index for i in resumed] == [i.index for i in straight] == [4, 5, 6]
     assert [i.env_steps for i in resumed] == [i.env_steps for i in straight]
 

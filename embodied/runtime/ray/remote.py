@@ -83,7 +83,8 @@ class RemoteLearner:
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._ask("load_state_dict", {key: state[key] for key in ("policy", "algorithm", "counters")})
+        needed = ("policy", "algorithm", "counters", "generator")
+        self._ask("load_state_dict", {key: state[key] for key in needed if key in state})
         self.iteration = state["counters"]["iteration"]
         self.env_steps = state["counters"]["env_steps"]
         self.update_replica(state["policy"])

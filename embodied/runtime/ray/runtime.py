@@ -152,7 +152,7 @@ class RayRuntime(Runtime):
         learner.begin(supervision.incarnation("learner"))
         runtime = BEGINNING if state is None else state["runtime"]
         if state is not None:
-            learner.load_state_dict({**state, "counters": runtime["counters"]})
+            learner.load_state_dict({**state, **runtime})
         done = threading.Event()
 
         def rewind() -> None:  # in the controller's thread, between two events
