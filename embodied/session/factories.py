@@ -229,8 +229,9 @@ def evaluate_policy(
 ) -> list[dict[str, Any]]:
     """Evaluate the policy on ``episodes`` fixed initial states, with each of ``noises``; see ``evaluate``.
 
-    The policy is moved to the run's device, in evaluation mode. num_threads: 0 is all cores. delay: that of ``make_acting_env``. watch:
-    gets the share of all that is done. keep: records of the episodes with the first noise. choose: of the plans.
+    The policy is moved to the run's device, in evaluation mode. num_threads: 0 is all cores. delay: that of
+    ``make_acting_env``. watch: gets the share of all that is done. keep: records of the episodes with the first noise.
+    choose: of the plans.
     """
 
     def part(i: int) -> Callable[[float], None]:

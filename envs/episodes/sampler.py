@@ -67,8 +67,9 @@ class UniformSampler:
         self._first_number = setup.incarnation * INCARNATION
         self.seed_N = np.arange(setup.num_envs, dtype=np.int64) // setup.group_size + setup.seed
         self.number_N = np.full(setup.num_envs, self._first_number - 1, dtype=np.int64)
-        # env seed, number, and repetitions in a row that failed (if negative) or were solved, [F, 3], the newest last
-        self._failures = np.zeros((0, 3), dtype=np.int64)
+        # env seed, number, instruction, and repetitions in a row that failed (if negative) or were solved, [F, 4], the
+        # newest last
+        self._failures = np.zeros((0, 4), dtype=np.int64)
         self._most_failures = max(1, setup.num_envs // 2)
         self._success = 0.0  # of the last episodes, about as many as envs
 
@@ -135,20 +136,23 @@ class UniformSampler:
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         self.seed_N[:], self.number_N[:] = state["seed"].numpy(), state["number"].numpy()
         if self.setup.repeat_failures:
-            failures = state["repeat/failures"].numpy()  # earlier versions counted no repetitions: two columns
-            self._failures = np.pad(failures, ((0, 0), (0, 3 - failures.shape[1])))
+            failures = state["repeat/failures"].numpy()
+            if failures.shape[1] < 4:  # earlier versions drew the instruction again, the first counted no repetitions
+                told_F = self.draw_instructions(EpisodeRng(*failures[:, :2].T))
+                failures = np.insert(np.pad(failures, ((0, 0), (0, 3 - failures.shape[1]))), 2, told_F, axis=1)
+            self._failures = failures
             self._success = float(state["repeat/success"])
 
     def _remember(self, ended: EpisodeStats) -> None:
         """Remember which ordinary starts failed, each once; forget those whose repetitions always end alike."""
         success_M, plans, ids = ended.success_at_end_M.numpy(), ended.plans, ended.env_id_M.numpy()
-        start_M = np.stack([plans.seed_n, plans.number_n, np.zeros_like(ids)], axis=1)
+        start_M = np.stack([plans.seed_n, plans.number_n, plans.instruction_n, np.zeros_like(ids)], axis=1)
         new_M = (plans.seed_n == self.seed_N[ids]) & (plans.number_n == self.number_N[ids])
         same_MF = (start_M[:, None, :2] == self._failures[:, :2]).all(axis=2)
         solved_F, failed_F = same_MF[success_M].sum(axis=0), same_MF[~success_M].sum(axis=0)
-        alike_F = np.where(solved_F > 0, self._failures[:, 2].clip(min=0), self._failures[:, 2])
+        alike_F = np.where(solved_F > 0, self._failures[:, 3].clip(min=0), self._failures[:, 3])
         alike_F = np.where(failed_F > 0, alike_F.clip(max=0), alike_F) + solved_F - failed_F
-        kept = np.column_stack([self._failures[:, :2], alike_F])[np.abs(alike_F) < ALIKE]
+        kept = np.column_stack([self._failures[:, :3], alike_F])[np.abs(alike_F) < ALIKE]
         self._failures = np.concatenate([kept, start_M[new_M & ~success_M]])[-self._most_failures :]
         self._success += (success_M - self._success).sum() / max(self.num_envs, len(success_M))
 
@@ -163,12 +167,15 @@ class UniformSampler:
             chosen = (rng.uniform("failure", 0.0, 1.0)[again_n] * len(self._failures)).astype(np.int64)
             seed_n[again_n], number_n[again_n] = self._failures[chosen, :2].T
             rng = EpisodeRng(seed_n, number_n)
+        instruction_n = self.draw_instructions(rng)
+        if len(self._failures):
+            instruction_n[again_n] = self._failures[chosen, 2]
         limit = self.spec.max_episode_steps
         limit_n = np.full(len(ids), limit)
         if stagger:
             limit_n -= (rng.uniform("stagger", 0.0, 1.0) * limit).astype(np.int64)
         no_n = np.zeros(len(ids), dtype=np.bool_)
-        return EpisodePlans(seed_n, number_n, self.draw_instructions(rng), stage_n, limit_n, no_n)
+        return EpisodePlans(seed_n, number_n, instruction_n, stage_n, limit_n, no_n)
 
 
 def first_episodes(spec: EnvSpec, episodes: int, seed: int, splits: Sequence[str] | None = None) -> EpisodePlans:

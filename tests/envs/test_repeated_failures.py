@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from embodied.core.episodes import EpisodePlans, EpisodeStats
-from embodied.core.spec import EnvSpec, StartStage
+from embodied.core.episodes import EpisodePlans, EpisodeStats, Ints
+from embodied.core.spec import EnvSpec, Instruction, StartStage
 from embodied.envs import SamplerSetup, UniformConfig
 from embodied.envs.episodes.sampler import UniformSampler
+from embodied.envs.episodes.seeding import EpisodeRng
 
 NUM_ENVS = 400
 SPEC = EnvSpec.of_sizes("circus", state=1, action=1)
@@ -96,11 +97,43 @@ def test_a_later_start_is_neither_repeated_nor_given_up_for_a_repetition() -> No
     assert not (later[plans.seed_n[again]] | (plans.stage_n[again] == 1)).any()
 
 
-def test_a_sampler_goes_on_from_its_state() -> None:
+class Curriculum(UniformSampler):
+    """Gives in each turn the next of two instructions to all."""
+
+    turn = 0
+
+    def draw_instructions(self, rng: EpisodeRng) -> Ints:
+        return np.full(len(rng), self.turn % 2)
+
+    def on_episodes_end(self, ended: EpisodeStats) -> None:
+        self.turn += 1
+
+
+def test_a_start_is_repeated_with_the_instruction_that_failed() -> None:
+    spec = replace(SPEC, instructions=(Instruction("go", "go"), Instruction("stay", "stay")))
+    setup = SamplerSetup(NUM_ENVS, repeat_failures=1.0)
+    sampler, again = Curriculum(spec, UniformConfig(), setup), Curriculum(spec, UniformConfig(), setup)
+    plans = step(sampler, sampler.start(), np.arange(NUM_ENVS) % 2 == 0)
+    repeated = plans.number_n == 0
+    assert 0.3 < repeated.mean() < 0.7
+    assert (plans.instruction_n == ~repeated).all(), "the others have the next one"
+    again.load_state_dict(sampler.state_dict())
+    again.turn = 2
+    plans = step(again, plans, np.zeros(NUM_ENVS, dtype=bool))
+    told = plans.instruction_n[plans.number_n == 0]
+    assert len(told)
+    assert not told.any()
+    assert (plans.instruction_n[plans.number_n == 2] == 1).all()
+
+
+@pytest.mark.parametrize("earlier", [False, True])
+def test_a_sampler_goes_on_from_its_state(earlier: bool) -> None:
     sampler, third, nobody = build(0.5), np.arange(NUM_ENVS) % 3 == 0, np.zeros(NUM_ENVS, dtype=bool)
     plans = step(sampler, sampler.start(), third)
-    again = build(0.5)
-    again.load_state_dict(sampler.state_dict())
+    again, state = build(0.5), sampler.state_dict()
+    if earlier:
+        state["repeat/failures"] = state["repeat/failures"][:, [0, 1, 3]]  # without the instruction
+    again.load_state_dict(state)
     assert torch.equal(again.state_dict()["repeat/success"], sampler.state_dict()["repeat/success"])
     for failed in (nobody, third):
         expected, found = step(sampler, plans, failed), step(again, plans, failed)
