@@ -15,7 +15,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from embodied.algos.config import GRPOConfig, PPOConfig
+from embodied.algos.config import PPOConfig
 from embodied.algos.registry import ALGORITHMS
 from embodied.core.config import nest
 from embodied.core.errors import NeedsCameras
@@ -28,7 +28,6 @@ NUM_ENVS = 8
 CHUNK = 4  # actions of a chunk, where policies have some
 OF_CHUNKS = {"policy.sigma_init": 0.25, "runtime.decisions": 8, "algo.epochs": 5}
 """Of a flow policy from scratch that is told to plan chunks of actions."""
-EXPLORING = (PPOConfig, GRPOConfig)  # algorithms that learn from the policy's own exploration
 SOLVED = 0.99  # success at which training ends
 SIZES = ("policy.horizon", "policy.execute")
 ON_GPU = {
@@ -91,7 +90,7 @@ def compose_new(words: Mapping[str, Any], tell: Callable[[str], None] = lambda l
 def _compose_own(words: Mapping[str, Any], tell: Callable[[str], None]) -> RunConfig:
     """Compose the configuration of a new run on a task of ours, also of one in a user's file."""
     algo = str(words.get("algo", "ppo"))
-    explores = algo in ALGORITHMS.names() and ALGORITHMS[algo].config in EXPLORING
+    explores = algo in ALGORITHMS.names() and issubclass(ALGORITHMS[algo].config, PPOConfig)
     ends = {"stop_at_success": SOLVED} if explores else {}
     config = compose_run(_with_chunks(words), ends)
     given = {"num_envs", "init", "data"} & words.keys()

@@ -10,7 +10,11 @@ import pytest
 
 from embodied import train
 from embodied.algos import adam
+from embodied.algos.config import PPOConfig
+from embodied.algos.registry import ALGORITHMS
 from embodied.core.errors import UserError
+from embodied.core.options import config_dataclass
+from embodied.core.registry import Entry
 from embodied.core.spec import CameraSpec, Discrete, EnvSpec, MultiDiscrete
 from embodied.report.metrics import read_metrics
 from embodied.session.config import compose_run, read_run, to_mapping, to_yaml
@@ -104,6 +108,17 @@ def test_recipes_and_our_own_tasks_and_other_algorithms_stay(words: dict[str, An
     if "PMSM" in words["task"]:
         pytest.importorskip("gym_electric_motor")
     assert to_mapping(compose_new(words)) == to_mapping(compose_run({**derived, **words}))
+
+
+@config_dataclass
+class OwnConfig(PPOConfig):
+    """Options of an algorithm that changes PPO's loss."""
+
+
+def test_an_algorithm_made_from_ppo_stops_at_success_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(ALGORITHMS._entries, "ppo", Entry("ppo", "embodied.algos.ppo:PPO", OwnConfig))
+    assert compose_new({"task": "reach"}).stop_at_success == 0.99
+    assert compose_new({"task": "reach", "algo": "sft"}).stop_at_success is None
 
 
 def test_options_that_contradict_each_other_are_named(tmp_path: Path) -> None:
