@@ -279,11 +279,13 @@ class PPO(Algorithm):
         """Return the mean KL(policy at the start of the update || current policy) of a decision, nats, a scalar.
 
         Computed in closed form from the recorded transitions. It means the same for every correction and every share of
-        scored transitions. Measured in the decisions with a ``kl_weight``; 0 if there is none.
+        scored transitions. Mean and gradient are those of the decisions with a ``kl_weight``, a random part of a batch
+        of fresh decisions; 0 if there is none.
         """
-        weight_B = batch.column("kl_weight")
-        kl_B = self.policy.kl_divergence(batch.proximal, now.distribution) / now.scored_share
-        return losses.valid_mean(torch.where(weight_B > 0, kl_B, 0.0), weight_B)
+        weight_B, current = batch.column("kl_weight"), now.distribution
+        measured = (weight_B > 0).view(-1, *[1] * (current.dim() - 1))
+        start = torch.where(measured, batch.proximal, current.detach())  # elsewhere a KL of 0, with a gradient of 0
+        return losses.valid_mean(self.policy.kl_divergence(start, current) / now.scored_share, weight_B)
 
     # -- state ---------------------------------------------------------------------------------------------------------
     def state_dict(self) -> dict[str, Any]:

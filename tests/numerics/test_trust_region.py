@@ -191,6 +191,27 @@ def test_fresh_decisions_are_measured_in_a_sample(name: str) -> None:
     assert float(algorithm.trust_region_kl(batch, now).detach()) == pytest.approx(float(everywhere), rel=0.1)
 
 
+@pytest.mark.parametrize("name", ["gaussian", "flow", "dsrl"])
+def test_the_kl_of_a_sample_can_be_a_penalty(name: str) -> None:
+    """Its gradient is that of the measured decisions alone."""
+    policy: Any = build(name)
+    fragment = rollout(policy, seed=0, version=0, T=2, N=512)
+    algorithm = PPO(policy, PPOConfig(), seed=0, device=CPU)
+    batch = algorithm.prepare(fragment, torch.zeros_like(fragment.version_TN), fragment.num_steps_TN > 0)
+    measured = batch.select(batch.column("kl_weight").nonzero()[:, 0])
+    assert 0 < len(measured) < len(batch)
+    policy.load_state_dict(moved(policy).state_dict())
+    weights = [weight for weight in policy.parameters() if weight.requires_grad]
+    found, expected = (
+        torch.autograd.grad(
+            algorithm.trust_region_kl(part, policy.evaluate(part.obs, part.chain)),
+            weights, allow_unused=True, materialize_grads=True,
+        )
+        for part in (batch, measured)
+    )  # fmt: skip
+    torch.testing.assert_close(found, expected)
+
+
 # -- the clip range ----------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(("name", "bound"), [("flow", 0.2), ("flow, last step", 0.2), ("flow, one step", 0.1)])
 def test_the_clip_range_follows_the_share_of_the_transitions_that_is_scored(name: str, bound: float) -> None:
