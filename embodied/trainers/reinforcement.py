@@ -30,6 +30,8 @@ class ReinforcementTrainer(Trainer):
         super().__init__(config, run_dir, new)
         spec = factories.make_spec(config)
         self.has_success = spec.has_success
+        if new and config.cut_after_success and not spec.has_success:  # runs of earlier versions may have it
+            raise UserError(f"cut_after_success: task {config.task.title} reports no success")
         self.unseen = [name for name in spec.images if name not in {camera.name for camera in spec.cameras}]
         self.runtime = build(config, run_dir, new)
         self._traced = False

@@ -206,6 +206,14 @@ def test_a_flow_policy_on_a_task_of_others_has_what_follows_from_the_task() -> N
     assert (other.policy.options.horizon, other.policy.options.sigma_init) == (8, 0.475)
 
 
+def test_flow_ends_no_episode_at_a_success_that_the_task_does_not_report() -> None:
+    for task in ("gym/Pendulum-v1", "envpool/HalfCheetah-v5"):
+        if task.startswith("envpool"):
+            pytest.importorskip("envpool")
+        config = compose_new({"task": task, "policy": "flow"})
+        assert (config.cut_after_success, config.repeat_failures) == (0, 0.0)
+
+
 def test_flow_from_scratch_has_single_actions_unless_chunks_are_chosen() -> None:
     assert chunks({}) == chunks({"policy.horizon": 1}) == (1, 1, 1, 16, 256)
     assert chunks({"policy.horizon": 8}) == (1, 8, 4, 8, 256)

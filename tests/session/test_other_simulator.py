@@ -109,8 +109,15 @@ def test_what_it_cannot_do_is_refused_before_anything_is_written(
     code, _, log = run(capsys, train.main, *SMALL, "total_steps=256", "repeat_failures=0.5", f"out={out}")
     assert code == 2
     assert "repeat_failures: task plain/point reports no success" in log
+    code, _, log = run(capsys, train.main, *SMALL, "total_steps=256", "cut_after_success=4", f"out={out}")
+    assert code == 2
+    assert "cut_after_success: task plain/point reports no success" in log
     assert not out.exists()
     assert run(capsys, train.main, *SMALL, "total_steps=256", f"out={out}")[0] == 0
+    config = out / "config.yaml"
+    config.write_text(config.read_text().replace("cut_after_success: 0", "cut_after_success: 8"))
+    code, _, log = run(capsys, train.main, f"resume={out}", "total_steps=512")
+    assert code == 0, f"a run of an earlier version, where it did nothing: {log}"
     code, _, log = run(capsys, eval_command.main, f"run={out}", "episodes=4", "video=true")
     assert code == 2
     assert "the environments of task plain/point cannot be rendered" in log
