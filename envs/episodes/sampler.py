@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from embodied.core.episodes import EpisodePlans, EpisodeStats, Ints
-from embodied.core.errors import unknown_name
+from embodied.core.errors import UserError, unknown_name
 from embodied.core.spec import EnvSpec, Instruction
 from embodied.envs.episodes.registry import SamplerSetup, UniformConfig
 from embodied.envs.episodes.seeding import EpisodeRng
@@ -25,7 +25,8 @@ ALIKE = 8  # repetitions of a start that end alike, one after another, after whi
 class InstructionDraw:
     """Draw the instructions of episodes: the next split, the next goal of the split, and a random text of the goal.
 
-    So consecutive seeds have equally many episodes of each. splits: None: all. UserError for an unknown split.
+    So consecutive seeds have equally many episodes of each. splits: None: all. UserError for an unknown split and for
+    no split.
     """
 
     def __init__(self, instructions: Sequence[Instruction], splits: Sequence[str] | None = None) -> None:
@@ -33,6 +34,8 @@ class InstructionDraw:
         for i, instruction in enumerate(instructions):
             texts.setdefault(instruction.split, {}).setdefault(instruction.goal, []).append(i)
         self.splits = list(texts) if splits is None else list(splits)
+        if not self.splits:
+            raise UserError(f"splits: got none, allowed: {', '.join(texts)}, or None for all")
         for split in self.splits:
             if split not in texts:
                 raise unknown_name("split of the instructions", split, texts)

@@ -23,7 +23,7 @@ from embodied.core.device import available_cores
 from embodied.core.errors import UserError
 from embodied.core.spec import EnvSpec
 from embodied.core.types import Obs
-from embodied.envs.views.spaces import Form, action_space, box_or_discrete
+from embodied.envs.views.spaces import Form, action_space, box_or_discrete, first_seed
 from embodied.envs.views.stepper import Stepper, open_task
 
 Batch = tuple[Any, NDArray[np.float32], NDArray[np.bool_], NDArray[np.bool_], dict[str, Any]]
@@ -41,7 +41,7 @@ def make(
     size = batch_size or num_envs
     if size < 1 or num_envs % size:
         raise UserError(f"batch_size: got {batch_size}, allowed: divisors of num_envs, {num_envs}")
-    count = num_envs // size
+    count, seed = num_envs // size, first_seed(seed, num_envs)
     threads = num_threads if count == 1 or num_threads < 0 else max(1, (num_threads or available_cores()) // count)
     options = {"num_threads": threads, "autoreset": AutoresetMode.NEXT_STEP, **options}
     batches = [open_task(task, size, seed=seed + i * size, **options) for i in range(count)]
@@ -73,8 +73,8 @@ class EnvPoolView:
         ]
         self._given = (batches, config)
         self._threads = ThreadPoolExecutor(len(batches), "batch")
-        self._done: Queue[Future[Batch]] = Queue()
-        self._pending = 0  # batches that were sent and not received
+        self._done: Queue[tuple[_Batch, Future[Batch]]] = Queue()
+        self._pending: list[_Batch] = []  # that were sent and not received
 
     def __len__(self) -> int:
         return self.num_envs
@@ -87,12 +87,12 @@ class EnvPoolView:
     def async_reset(self) -> None:
         """Start an episode in every env; ``recv`` returns the first observations."""
         for batch in self._batches:
-            self._run(partial(batch.begin, np.arange(len(batch.ids))))
+            self._run(batch, partial(batch.begin, np.arange(len(batch.ids))))
 
     def send(self, action: NDArray[Any] | dict[str, Any], env_id: NDArray[Any] | None = None) -> None:
         """Begin a control step of envs ``env_id`` (None: all) with actions [n, A], or {"action", "env_id"}.
 
-        ValueError for envs that are not one batch in order, as ``info["env_id"]`` has them.
+        ValueError for envs that are not one batch in order, as ``info["env_id"]`` has them, and for those under way.
         """
         if isinstance(action, dict):
             env_id = action.get("env_id", env_id)
@@ -102,14 +102,17 @@ class EnvPoolView:
         if batch is None:
             size = len(self._batches[0].ids)
             raise ValueError(f"env_id: got {ids[:5].tolist()}..., needed the {size} ids of a batch that recv returned")
-        self._run(partial(batch.step, np.asarray(action)))
+        if batch in self._pending:
+            raise ValueError(f"env_id: a step of the envs {ids[:5].tolist()}... is under way; call recv first")
+        self._run(batch, partial(batch.step, np.asarray(action)))
 
     def recv(self) -> Batch:
         """Wait for the batch that is finished first and return its results. ValueError if nothing was sent."""
         if not self._pending:
             raise ValueError("recv: nothing was sent; call async_reset or send first")
-        self._pending -= 1
-        return self._done.get().result()
+        batch, done = self._done.get()
+        self._pending.remove(batch)
+        return done.result()
 
     def step(self, action: NDArray[Any] | dict[str, Any], env_id: NDArray[Any] | None = None) -> Batch:
         """Make a control step: ``send``, then ``recv``."""
@@ -119,11 +122,17 @@ class EnvPoolView:
     def reset(self, env_id: NDArray[Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Start episodes in envs ``env_id`` (None: all); return their observations and infos, ordered by id.
 
-        ValueError if ``batch_size`` is not ``num_envs``: use ``async_reset``.
+        ValueError for ids that are not of envs or not different, for some of the envs before all were reset, and if
+        ``batch_size`` is not ``num_envs``: use ``async_reset``.
         """
         if self.is_async or self._pending:
             raise ValueError("reset: batch_size is not num_envs, or a step is under way; use async_reset and recv")
-        obs, *_, info = self._batches[0].begin(self.all_env_ids if env_id is None else np.asarray(env_id))
+        ids = np.atleast_1d(self.all_env_ids if env_id is None else env_id)
+        rows = np.intersect1d(ids, self.all_env_ids)  # in order
+        if ids.dtype.kind not in "iu" or ids.ndim > 1 or not 0 < len(rows) == len(ids):
+            needed = f"different integers from 0 to {self.num_envs - 1}"
+            raise ValueError(f"env_id: got {ids[:5].tolist()}, needed {needed}")
+        obs, *_, info = self._batches[0].begin(rows)
         return obs, info
 
     def close(self) -> None:
@@ -131,10 +140,10 @@ class EnvPoolView:
         for batch in self._batches:
             batch.stepper.close()
 
-    def _run(self, call: Callable[[], Batch]) -> None:
+    def _run(self, batch: "_Batch", call: Callable[[], Batch]) -> None:
         """Have a thread call ``call``; what it returns or raises comes out of ``recv``."""
-        self._pending += 1
-        self._threads.submit(call).add_done_callback(self._done.put)
+        self._pending.append(batch)
+        self._threads.submit(call).add_done_callback(lambda done: self._done.put((batch, done)))
 
 
 class _Batch:
@@ -142,8 +151,7 @@ class _Batch:
         self.stepper, self.ids, self.form = stepper, ids, form_of(stepper.spec)
 
     def begin(self, rows: NDArray[Any]) -> Batch:
-        """Begin episodes in the envs of these rows; return their first observations, in order, with reward 0."""
-        rows = np.sort(rows)
+        """Begin episodes in the envs of these rows, ascending; return their first observations, with reward 0."""
         everything = np.array_equal(rows, np.arange(len(self.ids)))
         obs = self.stepper.reset() if everything else self.stepper.begin(rows.astype(np.int64))
         info, nothing = self._info(obs, rows), np.zeros((3, len(rows)), np.bool_)

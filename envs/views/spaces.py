@@ -16,6 +16,7 @@ from embodied.core.spec import Box, EnvSpec, MultiDiscrete
 from embodied.core.types import Obs, Timestep
 
 Observation = NDArray[Any] | dict[str, Any]
+SEED = "an integer, at least 0 and below 2**63"  # of an env
 
 
 def action_space(spec: EnvSpec) -> gymnasium.Space[Any]:
@@ -110,10 +111,18 @@ def seeds_of(seed: Any, num_envs: int) -> list[int | None]:
     """Return the env seed of each env: ``seed + i`` for a number, else those of the list. UserError for others."""
     if isinstance(seed, int | np.integer):
         seed = range(int(seed), int(seed) + num_envs)
-    seeds = [None] * num_envs if seed is None else list(seed)
+    seeds = list(seed) if np.iterable(seed) else [seed] * num_envs
     if len(seeds) != num_envs:
         raise UserError(f"seed: got {len(seeds)} seeds, needed one for each of {num_envs} envs")
     for one in seeds:
-        if one is not None and (not isinstance(one, int | np.integer) or one < 0):
-            raise UserError(f"seed: got {one!r}, allowed: an integer, at least 0, or None")
+        if one is not None and (not isinstance(one, int | np.integer) or not 0 <= one < 2**63):
+            raise UserError(f"seed: got {one!r}, allowed: {SEED}, or None")
     return [None if one is None else int(one) for one in seeds]
+
+
+def first_seed(seed: Any, num_envs: int) -> int:
+    """Return the env seed of env 0, which the others follow. UserError unless all are env seeds."""
+    if not isinstance(seed, int | np.integer):
+        raise UserError(f"seed: got {seed!r}, allowed: {SEED}")
+    seeds_of(seed, num_envs)
+    return int(seed)

@@ -10,6 +10,7 @@ Every view of another library is made by ``make(task, num_envs, **options)`` of 
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
@@ -30,7 +31,7 @@ from embodied.envs.episodes.registry import SamplerSetup, UniformConfig
 from embodied.envs.episodes.sampler import UniformSampler
 from embodied.envs.registry import FAMILIES, sim_options, split_name
 from embodied.envs.rendering.cameras import Camera
-from embodied.envs.views.spaces import seeds_of
+from embodied.envs.views.spaces import first_seed, seeds_of
 
 RENDER_MODES = ("rgb_array",)
 
@@ -87,6 +88,7 @@ class Stepper:
         self._env: VecEnv | None = env
         self.autoreset, env.autoreset = autoreset, autoreset is AutoresetMode.SAME_STEP
         self.spec, self.num_envs, self.device = env.spec, env.num_envs, env.device
+        seed = first_seed(seed, env.num_envs)
         splits = (splits,) if isinstance(splits, str) else None if splits is None else tuple(splits)
         self._sampler = _Sampler(env.spec, UniformConfig(), SamplerSetup(env.num_envs, seed, splits, stagger, stages))
         self._film: Callable[[], NDArray[np.uint8]] | None = None
@@ -171,8 +173,11 @@ class Stepper:
         return step
 
     def begin(self, ids: Ints) -> Obs:
-        """Start the next episodes of envs ``ids`` [n], also of running ones; return their observations [n, ...]."""
-        env = self.env
+        """Start the next episodes of envs ``ids`` [n], also of running ones; return their observations [n, ...].
+
+        NotReset before all envs were reset.
+        """
+        env = self.check_running("reset of some envs")
         with torch.inference_mode(False):
             env.begin(ids, self._sampler.skip_to_next(ids))
             obs = env.observe(ids)
@@ -259,10 +264,12 @@ def open_task(
     seen: list[Any] = [CameraSpec.square(one, image_size) if isinstance(one, str) else one for one in listed]
     checked, (_, simulator) = from_mapping(config, options), sim_options(task, sim or {})
     env = family.make(id, checked, num_envs=num_envs, num_threads=num_threads, sim=simulator, cameras=seen)
-    if env.batch_size is not None:
-        env.close()
-        raise UserError("sim.batch_size: a view steps all its environments together; allowed: null")
-    stepper = Stepper(env, seed=seed, splits=splits, stagger=stagger, stages=stages, autoreset=autoreset)
+    with ExitStack() as opened:  # closes the envs if anything is refused
+        opened.callback(env.close)
+        if env.batch_size is not None:
+            raise UserError("sim.batch_size: a view steps all its environments together; allowed: null")
+        stepper = Stepper(env, seed=seed, splits=splits, stagger=stagger, stages=stages, autoreset=autoreset)
+        opened.pop_all()
     stepper.rebuild = partial(open_task, **arguments)
     return stepper
 

@@ -147,8 +147,9 @@ def test_bad_input_is_one_line() -> None:
     stepper.reset()
     with pytest.raises(ValueError, match=r"action: got shape \(2, 3\), needed \(2, 1\)"):
         stepper.step(np.zeros((2, 3)))
-    with pytest.raises(UserError, match="seed: got"):
-        stepper.reset([1, 2, 3])
+    for seed in ([1, 2, 3], [1, 2.5], 1.5, 2**63, -1):
+        with pytest.raises(UserError, match="seed: got"):
+            stepper.reset(seed)
     stepper.close()
     stepper.close()
     with pytest.raises(ClosedEnvironmentError):
@@ -162,6 +163,12 @@ def test_bad_input_is_one_line() -> None:
     for view, options in ((isaac_gym, {}), (envpool, {"batch_size": 2})):
         with pytest.raises(UserError, match="num_threads: got -1, allowed: at least 0"):
             view.make("gym/CartPole-v1", num_envs=4, num_threads=-1, **options)
+    for view, options in ((isaac_gym, {}), (envpool, {"batch_size": 2})):
+        for seed in (1.5, -1, 2**63, 2**63 - 2, None, "7"):
+            with pytest.raises(UserError, match=r"^seed: got .*, allowed: an integer, at least 0 and below 2\*\*63"):
+                view.make("reach", num_envs=4, seed=seed, **options)
+        with pytest.raises(UserError, match="splits: got none, allowed: held_out, train, or None"):
+            view.make("tabletop", num_envs=4, splits=(), **options)
     with pytest.raises(UserError, match="cameras: Isaac Gym's API has no images"):
         isaac_gym.make("reach", num_envs=1, **FRONT)
     with pytest.raises(UserError, match="render_mode"):
@@ -253,6 +260,31 @@ def test_envpool_batches_are_received_and_sent_as_they_come() -> None:
     env.close()
     with pytest.raises(UserError, match="batch_size: got 3, allowed: divisors of num_envs, 4"):
         envpool.make("reach", 4, batch_size=3)
+
+
+@pytest.mark.parametrize("ids", [[True, False], [1, 1], [2], [-1], [], [[0, 1]], [0.0]], ids=str)
+def test_envpool_resets_only_envs_that_it_has(ids: list[Any]) -> None:
+    env = envpool.EnvPoolView([toy(autoreset=AutoresetMode.NEXT_STEP)])
+    with pytest.raises(ValueError, match="before the first reset"):
+        env.reset(np.array([1]))
+    env.reset()
+    with pytest.raises(ValueError, match=r"^env_id: got \[.*, needed different integers from 0 to 1$"):
+        env.reset(np.array(ids))
+    assert rows(env.reset()[0]) == [[7, 1, 0], [8, 1, 0]], "none of them was reset"
+    env.close()
+
+
+def test_envpool_takes_one_action_of_a_batch_at_a_time() -> None:
+    env = envpool.EnvPoolView([Stepper(Toy(2), seed=2 * i, autoreset=AutoresetMode.NEXT_STEP) for i in range(2)])
+    env.async_reset()
+    first, second = env.recv(), env.recv()
+    env.send(np.full((2, 1), GO), first[-1]["env_id"])
+    with pytest.raises(ValueError, match="under way"):
+        env.send(np.full((2, 1), GO), first[-1]["env_id"])
+    env.send(np.full((2, 1), GO), second[-1]["env_id"])
+    assert [rows(env.recv()[-1]["elapsed_step"]) for _ in range(2)] == [[1, 1], [1, 1]]
+    env.send(np.full((2, 1), GO), first[-1]["env_id"])
+    env.close()
 
 
 def test_an_error_of_a_batch_comes_out_of_recv() -> None:
