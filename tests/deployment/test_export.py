@@ -19,12 +19,13 @@ import torch
 from embodied import export
 from embodied.core.arm import matrix_of
 from embodied.core.errors import UserError
+from embodied.core.spec import EnvSpec
 from embodied.core.user_files import sha256
 from embodied.deployment.bundle.description import PARITY_FILE
 from embodied.deployment.bundle.format import load_arrays, read_bundle
 from embodied.deployment.bundle.runner import PolicyRunner, parity
 from embodied.deployment.bundle.torch_runner import PhysicalPlan
-from embodied.deployment.bundle.write import bundle_readme
+from embodied.deployment.bundle.write import bundle_readme, check_exportable
 from embodied.envs import make_pool, make_sampler
 from embodied.policies.normalizer import RunningNormalizer
 from embodied.runtime.checkpoint import Checkpoint
@@ -204,6 +205,21 @@ def trained_reach(tmp_path_factory: pytest.TempPathFactory) -> Path:
     run_dir = tmp_path_factory.mktemp("runs") / "reach"
     assert run_train(*SMALL_RUN, "total_steps=640", f"out={run_dir}").code == 0
     return run_dir
+
+
+@pytest.mark.parametrize(
+    ("task", "hint"),
+    [
+        ("reach", r"embodied\.tasks check=reach says what it lacks$"),
+        (
+            "gym/Reach-v0",
+            r"A bundle needs the kinematics and limits of an arm, which the spec of a family can describe$",
+        ),
+    ],
+)
+def test_a_task_that_describes_no_arm_is_refused_with_what_is_missing(task: str, hint: str) -> None:
+    with pytest.raises(UserError, match=hint):
+        check_exportable(EnvSpec.of_sizes(task, state=3, action=2))
 
 
 def test_a_missing_file_and_a_changed_file_are_refused(bundle_dir: Path) -> None:

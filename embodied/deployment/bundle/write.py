@@ -99,6 +99,9 @@ def check_exportable(spec: EnvSpec) -> None:
     if len(arms) > 1:
         raise UserError(f"task {spec.task} moves {len(arms)} arms ({', '.join(arms)}): only one arm can be exported")
     if spec.arm is None:
+        if "/" in spec.task:  # of another simulator
+            needed = "the kinematics and limits of an arm, which the spec of a family can describe"
+            raise UserError(f"task {spec.task} describes no arm (EnvSpec.arm). A bundle needs {needed}")
         unknown = f"the arm of its robot '{spec.robot}' (EnvSpec.arm): its kinematics and limits are unknown"
         raise UserError(
             f"task {spec.task} does not describe {unknown}. embodied.tasks check={spec.task} says what it lacks"
