@@ -11,7 +11,7 @@ from typing import Any
 from embodied.algos.config import GroundingConfig, GRPOConfig, PPOConfig, SFTConfig
 from embodied.core.registry import Registry
 
-ALGORITHMS: Registry[Any] = Registry("algorithm")
+ALGORITHMS: Registry[Any] = Registry("algorithm", group="embodied.algorithms")
 ALGORITHMS.declare("ppo", "embodied.algos.ppo:PPO", PPOConfig)
 ALGORITHMS.declare("grpo", "embodied.algos.grpo:GRPO", GRPOConfig)
 ALGORITHMS.declare("sft", "embodied.algos.supervised:SFT", SFTConfig)

@@ -246,7 +246,7 @@ class VLAConfig(ChainConfig, CameraConfig):
         return dict(merged)
 
 
-POLICIES: "Registry[Callable[..., Policy]]" = Registry("policy")
+POLICIES: "Registry[Callable[..., Policy]]" = Registry("policy", group="embodied.policies")
 """Builders, called as ``build(spec, config)`` with an EnvSpec and an instance of the entry's config dataclass."""
 
 POLICIES.declare("gaussian", "embodied.policies.gaussian:GaussianPolicy", GaussianConfig)

@@ -31,8 +31,9 @@ from embodied.deployment.robots.mapping import Entry
 from embodied.deployment.validation import from_json
 from embodied.envs import make_pool
 from embodied.envs.mujoco.robot_file import read_robot
-from embodied.envs.registry import FAMILIES, TASKS, sim_options
+from embodied.envs.registry import FAMILIES, sim_options
 from embodied.session.command import with_first_key
+from embodied.session.config import OF_OTHERS
 from embodied.session.deployed.planned import read_server_mapping
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -167,7 +168,8 @@ def test_every_file_is_read_by_the_code_that_reads_it(tmp_path: Path) -> None:
     [joint] = blocks("docs/sim_to_real.md", "json")
     from_json(Entry, json.loads(f"{{{joint}}}")["joint2"]).check("joint2")
     [entry_points] = map(tomllib.loads, blocks("docs/simulators.md", "toml"))
-    assert {*entry_points["project"]["entry-points"]} == {TASKS.group, FAMILIES.group}
+    groups = {registry.group for registry in (FAMILIES, *OF_OTHERS.values())}
+    assert {*entry_points["project"]["entry-points"]} == groups
     (tmp_path / "my_arm.yaml").write_text(*blocks("docs/robots.md", "yaml"))
     assert read_robot(tmp_path / "my_arm.yaml").gripper.bodies == ("left_finger", "right_finger")
     assert (

@@ -83,18 +83,18 @@ def apply_values(root: dict[str, Any], values: Mapping[str, Any]) -> None:
 def compose(
     config_dir: Path,
     overrides: Mapping[str, Any],
-    tasks: Sequence[str] = (),
+    names: Mapping[str, Sequence[str]] = MappingProxyType({}),
     derived: Mapping[str, Any] = MappingProxyType({}),
 ) -> dict[str, Any]:
     """Compose the configuration of a run with overrides; return a nested dictionary of plain values.
 
     config_dir: absolute path with ``train.yaml`` and one folder per config group. An override chooses from a group
-    (``task=reach``) or sets a value in it (``task.goal_tolerance_m=0.01``). tasks: names that need no file. derived:
-    nested values from the task. UserError with the nearest name for an unknown choice.
+    (``task=reach``) or sets a value in it (``task.goal_tolerance_m=0.01``). names: of each group, that need no file.
+    derived: nested values from the task. UserError with the nearest name for an unknown choice.
     """
     values = dict(overrides)
     choices = {
-        group: _known_choice(config_dir / group, values.pop(group), tasks if group == "task" else ())
+        group: _known_choice(config_dir / group, values.pop(group), names.get(group, ()))
         for group in GROUPS
         if group in values
     }

@@ -29,6 +29,7 @@ from embodied.core.options import (
     config_dataclass,
     from_mapping,
 )
+from embodied.core.registry import Registry
 from embodied.envs.episodes.registry import SAMPLERS
 from embodied.envs.mujoco.robot_file import robot_randomization
 from embodied.envs.registry import DEFAULT_FAMILY, FAMILIES, TASKS, sim_options, split_name
@@ -41,6 +42,8 @@ CONFIG_DIR = Path(embodied.__file__).parent / "configs"
 PRETRAINED = "pretrained"  # folder of a run whose policy wraps another library's model
 SHORTHANDS = {"max_staleness": "runtime.max_staleness", "device": "runtime.device", "trace": "runtime.trace"}
 SIM2REAL, RANDOMIZED = "sim2real", "randomization"  # a preset, and its terms in the section ``sim``
+OF_OTHERS: dict[str, Registry[Any]] = {"task": TASKS, "policy": POLICIES, "algo": ALGORITHMS, "sampler": SAMPLERS}
+"""Registries of the groups whose names other distributions may add to; these have no file."""
 DECISIONS = 4  # default of runtime.decisions; with chunks of 4 actions, 16 control steps
 
 
@@ -127,10 +130,11 @@ def compose_run(overrides: Mapping[str, Any], derived: Mapping[str, Any] = Mappi
     derived: nested values that follow from the task, for ``embodied.session.defaults``.
     """
     words = expand(overrides)
+    names = {group: registry.names() for group, registry in OF_OTHERS.items() if group in words}
     if words.get("randomization") == SIM2REAL:
         plain = {key: words[key] for key in words if not key.removeprefix("sim.").startswith(RANDOMIZED)}
-        derived = {**derived, "sim": _sim2real_of(resolve(compose(CONFIG_DIR, plain, TASKS.names(), derived)))}
-    return resolve(compose(CONFIG_DIR, words, TASKS.names(), derived))
+        derived = {**derived, "sim": _sim2real_of(resolve(compose(CONFIG_DIR, plain, names, derived)))}
+    return resolve(compose(CONFIG_DIR, words, names, derived))
 
 
 def _sim2real_of(config: RunConfig) -> dict[str, Any]:

@@ -42,5 +42,7 @@ class UniformConfig:
     """Options of the uniform sampler: none."""
 
 
-SAMPLERS: Registry[Callable[[EnvSpec, Any, SamplerSetup], EpisodeSampler]] = Registry("sampler")
+SAMPLERS: Registry[Callable[[EnvSpec, Any, SamplerSetup], EpisodeSampler]] = Registry(
+    "sampler", group="embodied.samplers"
+)
 SAMPLERS.declare("uniform", "embodied.envs.episodes.sampler:UniformSampler", UniformConfig)

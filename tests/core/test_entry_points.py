@@ -1,4 +1,4 @@
-"""Families and tasks of other distributions: installed beside ours, without a change of our code."""
+"""Families, tasks, policies, algorithms and samplers of other distributions: installed beside ours, not in our code."""
 
 from __future__ import annotations
 
@@ -6,13 +6,18 @@ import importlib
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from embodied import tasks
+from embodied.algos import ALGORITHMS
 from embodied.core.errors import UserError
-from embodied.envs import FAMILIES, TASKS
-from tests.commands.helpers import run
+from embodied.core.registry import Registry
+from embodied.envs import FAMILIES, SAMPLERS, TASKS
+from embodied.policies import POLICIES
+from embodied.session.defaults import compose_new
+from tests.commands.helpers import SMALL, run, run_eval, run_train
 
 FAMILY = '''
 from dataclasses import replace
@@ -54,6 +59,37 @@ from embodied.envs.tasks.reach import Reach, ReachConfig
 class Touch(Reach):
     name = "touch"
 """
+PARTS = """
+from embodied.algos import ALGORITHMS
+from embodied.algos.config import PPOConfig
+from embodied.algos.ppo import PPO
+from embodied.core.options import config_dataclass
+from embodied.envs import SAMPLERS, UniformConfig
+from embodied.envs.episodes.sampler import UniformSampler
+from embodied.policies import POLICIES
+from embodied.policies.config import GaussianConfig
+from embodied.policies.gaussian import GaussianPolicy
+
+
+@config_dataclass
+class DottyConfig(GaussianConfig):
+    dots: int = 3
+
+
+@POLICIES.register("dotty", config=DottyConfig)
+class Dotty(GaussianPolicy):
+    pass
+
+
+@ALGORITHMS.register("dot_ppo", config=PPOConfig)
+class DotPPO(PPO):
+    pass
+
+
+@SAMPLERS.register("dot_sampler", config=UniformConfig)
+class DotSampler(UniformSampler):
+    pass
+"""
 ENTRY_POINTS = """
 [embodied.families]
 dots = dots_package.family
@@ -62,6 +98,16 @@ silent = dots_package
 
 [embodied.tasks]
 touch = dots_package.touch
+
+[embodied.policies]
+dotty = dots_package.parts
+broken = no_such_module_anywhere
+
+[embodied.algorithms]
+dot_ppo = dots_package.parts
+
+[embodied.samplers]
+dot_sampler = dots_package.parts
 """
 
 
@@ -71,14 +117,17 @@ def distribution(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[No
     package, metadata = tmp_path / "dots_package", tmp_path / "dots_package-1.2.dist-info"
     package.mkdir()
     metadata.mkdir()
-    for name, text in {"__init__.py": "", "family.py": FAMILY, "touch.py": TASK}.items():
+    for name, text in {"__init__.py": "", "family.py": FAMILY, "touch.py": TASK, "parts.py": PARTS}.items():
         (package / name).write_text(text)
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: dots-package\nVersion: 1.2\n")
     (metadata / "entry_points.txt").write_text(ENTRY_POINTS)
     monkeypatch.syspath_prepend(str(tmp_path))
     importlib.invalidate_caches()
     yield
-    for registry, name in ((FAMILIES, "dots"), (TASKS, "touch")):
+    registered: list[tuple[Registry[Any], str]] = [
+        (FAMILIES, "dots"), (TASKS, "touch"), (POLICIES, "dotty"), (ALGORITHMS, "dot_ppo"), (SAMPLERS, "dot_sampler"),
+    ]  # fmt: skip
+    for registry, name in registered:
         registry._entries.pop(name, None)
     for name in [name for name in sys.modules if name.startswith("dots_package")]:
         del sys.modules[name]
@@ -111,3 +160,20 @@ def test_a_task_of_our_pool_needs_no_file() -> None:
     outcome = run(tasks.main, ["check=touch", "resets=40", "num_envs=2", "steps=6"])
     assert outcome.code == 0, outcome.stderr
     assert outcome.result["task"] == "touch"
+
+
+def test_a_run_has_a_policy_an_algorithm_and_a_sampler_of_another_distribution(tmp_path: Path) -> None:
+    parts = ["policy=dotty", "policy.dots=5", "algo=dot_ppo", "sampler=dot_sampler"]
+    words = [word for word in SMALL if not word.startswith("policy=")]
+    outcome = run_train(*words, *parts, "total_steps=64", f"out={tmp_path / 'run'}")
+    assert outcome.code == 0, outcome.stderr
+    assert run_eval(f"run={tmp_path / 'run'}", "episodes=2").code == 0
+
+
+def test_a_wrong_or_broken_name_of_a_part_is_named() -> None:
+    with pytest.raises(UserError, match=r"unknown policy 'doty'\. Did you mean 'dotty'"):
+        compose_new({"policy": "doty"})
+    with pytest.raises(UserError, match=r"unknown algo 'dot_po'\. Did you mean 'dot_ppo'"):
+        compose_new({"algo": "dot_po"})
+    with pytest.raises(UserError, match=r"policy 'broken', entry point no_such_module_anywhere .*cannot be imported"):
+        compose_new({"policy": "broken"})
