@@ -16,7 +16,6 @@ from embodied.core.spec import Box, EnvSpec, MultiDiscrete
 from embodied.core.types import Obs, Timestep
 
 Observation = NDArray[Any] | dict[str, Any]
-SEED = "an integer, at least 0 and below 2**63"  # of an env
 
 
 def action_space(spec: EnvSpec) -> gymnasium.Space[Any]:
@@ -116,13 +115,13 @@ def seeds_of(seed: Any, num_envs: int) -> list[int | None]:
         raise UserError(f"seed: got {len(seeds)} seeds, needed one for each of {num_envs} envs")
     for one in seeds:
         if one is not None and (not isinstance(one, int | np.integer) or not 0 <= one < 2**63):
-            raise UserError(f"seed: got {one!r}, allowed: {SEED}, or None")
+            raise UserError(f"seed: got {one!r}, allowed: an integer, at least 0 and below 2**63, or None")
     return [None if one is None else int(one) for one in seeds]
 
 
 def first_seed(seed: Any, num_envs: int) -> int:
     """Return the env seed of env 0, which the others follow. UserError unless all are env seeds."""
-    if not isinstance(seed, int | np.integer):
-        raise UserError(f"seed: got {seed!r}, allowed: {SEED}")
-    seeds_of(seed, num_envs)
+    last = 2**63 - num_envs
+    if not isinstance(seed, int | np.integer) or not 0 <= seed <= last:
+        raise UserError(f"seed: got {seed!r}, allowed: an integer, at least 0 and at most {last}")
     return int(seed)
