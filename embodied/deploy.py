@@ -19,7 +19,7 @@
   plan_timeout_s=5            a policy without a chunk for so long hangs: the robot holds, then moves home
   speed=1.0                   share of the largest speed; limits can only be tightened
   confirm=false               ask before every action
-  home=true                   move to the default pose at the end
+  home=true                   move to the default pose after every episode
   perturbation=none|real      robot=sim: whether the arm differs from the one of training, as its robot's file says
   lockstep=false              robot=sim: let time pass only when it is waited for; faster, and repeatable
   report=<dir>                write report.html, result.json, interventions.jsonl and the episodes, each as it ends; at

@@ -35,7 +35,7 @@ from embodied.runtime.evaluator import run_episodes
 from embodied.runtime.loop import Runtime
 from embodied.runtime.registry import RUNTIMES
 from embodied.session import factories
-from embodied.session.config import RunConfig
+from embodied.session.config import RunConfig, with_architecture
 from embodied.session.deployed.exporting import bundle_source, origin_of
 from embodied.trainers import trainer_of
 from embodied.trainers.reinforcement import ReinforcementTrainer, build
@@ -103,7 +103,8 @@ class Audit:
         given = {option.name: getattr(self.config.runtime, option.name) for option in fields(RuntimeConfig)}
         given |= {"name": name, "max_staleness": 0, "order": "ticket", "eval_every": 0}
         changed = replace(self.config.algo, options=replace(self.config.algo.options, **algo))
-        config = replace(self.config, runtime=RUNTIMES[name].config(**given), algo=changed)
+        own = with_architecture(self.config, self.run_dir)
+        config = replace(own, runtime=RUNTIMES[name].config(**given), algo=changed)
         with build(config, self.folder, new=False) as runtime:
             runtime.load_state_dict(copy.deepcopy(state or self.found.state))
             yield runtime

@@ -170,7 +170,7 @@ class UniformSampler:
             chosen = (rng.uniform("failure", 0.0, 1.0)[again_n] * len(self._failures)).astype(np.int64)
             seed_n[again_n], number_n[again_n] = self._failures[chosen, :2].T
             rng = EpisodeRng(seed_n, number_n)
-        instruction_n = self.draw_instructions(rng)
+        instruction_n = np.array(self.draw_instructions(rng))
         if len(self._failures):
             instruction_n[again_n] = self._failures[chosen, 2]
         limit = self.spec.max_episode_steps

@@ -15,6 +15,8 @@ from transformers import AutoTokenizer, PI0ForConditionalGeneration
 from embodied.report.metrics import read_metrics
 from embodied.runtime import checkpoint
 from embodied.session import session
+from embodied.session.config import read_run
+from embodied.trainers.audit import Audit
 from tests.commands.helpers import assert_ends_alike, imitation_ends_after, run_collect, run_eval, run_train
 
 SIZE = "16"
@@ -128,6 +130,21 @@ def test_grounding_says_what_it_needs(words: list[str], message: str, tmp_path: 
     assert outcome.code == 2, outcome.stderr
     assert message in outcome.stderr
     assert not (tmp_path / "run").exists()
+
+
+def test_a_vla_that_began_from_a_run_is_audited_from_its_own_folder(grounded: Path, tmp_path: Path) -> None:
+    """Its model is nowhere else, and the audit trains in another folder."""
+    sizes = ["num_envs=4", "runtime.decisions=2", "total_steps=32", "algo.epochs=1", "algo.num_minibatches=1"]
+    words = [f"policy.image_size={SIZE}", "policy.critic_hidden=[16]", "policy.dtype=float32", "eval_episodes=0"]
+    groups = ["runtime.groups_per_worker=1", "runtime.eval_every=0", "device=cpu"]
+    init = [f"init={grounded}", f"out={tmp_path / 'run'}"]
+    trained = run_train("task=tabletop", "policy=vla", *words, *sizes, *groups, *init)
+    assert trained.code == 0, trained.stderr
+    (tmp_path / "work").mkdir()
+    run_dir, found = tmp_path / "run", checkpoint.load_last(tmp_path / "run")
+    audit = Audit(read_run(run_dir), run_dir, found, tmp_path / "work", seconds=300.0)
+    with audit.training() as runtime:
+        assert audit.iterate(runtime)["train/ratio_first"] == pytest.approx(1.0, abs=1e-4)
 
 
 @pytest.mark.slow(reason="imitates and trains a small vision-language-action policy")

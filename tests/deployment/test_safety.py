@@ -55,6 +55,17 @@ def test_measurements_that_are_not_finite_hold_the_last_targets() -> None:
     assert safety.counts == {"not finite": 1}
 
 
+def test_joints_may_be_measured_less_often_than_they_are_asked_for() -> None:
+    """At 100 Hz, of a driver that measures at 10 Hz while a joint moves at its largest speed."""
+    safety, fastest = started(), 2.175 * ELBOW
+    for tick in range(100):
+        safety.check_moves(HOME + tick // 10 * 0.1 * fastest, 0.01 * tick)
+    with pytest.raises(UserError, match="joint4 moved by"):
+        safety.check_moves(HOME + 1.95 * fastest, 1.01)
+    with pytest.raises(UserError, match="joint4 moved by"):
+        safety.check_moves(HOME + 1.95 * fastest, 1.5)
+
+
 def test_a_lasting_intervention_counts_once_and_is_logged_with_its_joint() -> None:
     safety = started()
     for tick in range(5):

@@ -29,7 +29,8 @@ from embodied.deployment.robots.base import GRIPPER, Robot, Unusable, age, joint
 
 Array = NDArray[np.float64]
 PATIENCE = 0.9  # share of its period that a tick may wait for its chunk
-SENT_TOLERANCE = 1e-3  # largest difference (rad, m) of a target from what the robot says that it sent on
+SENT_TOLERANCE = 1e-3  # largest difference (rad, m) of a target from what the robot says that it sent on,
+SENT_STROKE = 0.01  # and of a finger's, as a share of its stroke
 
 
 class ControlLoop:
@@ -312,11 +313,14 @@ class EpisodeRun:
         self.watchdog.answered("send_action")
         wanted = np.append(safe, finger_m)
         sent = np.array([float(returned[name]) for name in (*joints, GRIPPER)])
-        changed = ~(np.abs(sent - wanted) <= SENT_TOLERANCE)  # NaN too
+        limits = self.safety.limits
+        tolerances = np.full(len(sent), SENT_TOLERANCE)
+        tolerances[-1] = SENT_STROKE * (limits.finger_high_m - limits.finger_low_m)
+        changed = ~(np.abs(sent - wanted) <= tolerances)  # NaN too
         if changed.any():
             i = int(np.argmax(changed))
             what = (*joints, GRIPPER)[i]
-            self.safety.report("robot", f"it sent {what} {sent[i]:.4f} in place of {wanted[i]:.4f}", now_s)
+            self.safety.intervene("robot", f"it sent {what} {sent[i]:.4f} in place of {wanted[i]:.4f}")
         return np.where(np.isfinite(sent), sent, wanted)[:-1]
 
     def _halt(self) -> None:

@@ -118,7 +118,7 @@ class Safety:
         self._push_J = np.minimum(FROZEN_LEADS if arm.from_target else FROZEN_LEAD, limits.max_lead_J / 2)
         self._fastest_J = JUMP * np.array([joint.max_velocity for joint in arm.joints])
         self._seen_J: Array | None = None
-        self._seen_s = 0.0  # last measurement: joints that did not jump, and its time
+        self._seen_s = 0.0  # last joints that did not jump, and when joints last changed
         self._pushed_s: float | None = None  # since when joints have not changed although their targets are far away
 
     def start(self, qpos_J: Array, finger_m: float, now_s: float, during: str = "episode", age_s: float = 0.0) -> None:
@@ -162,15 +162,16 @@ class Safety:
 
         Unusable too for a position that a joint cannot have reached since the measurement before: a wrong number.
         """
-        seen_J, passed_s = self._seen_J, now_s - self._seen_s
-        self._seen_s = now_s
+        seen_J, passed_s = self._seen_J, min(now_s - self._seen_s, self.limits.max_age_s)
+        same = seen_J is not None and np.array_equal(qpos_J, seen_J)
+        if not same:  # a robot may measure less often than it is asked
+            self._seen_s = now_s
         if seen_J is not None:
             beyond_J = np.abs(qpos_J - seen_J) - self._fastest_J * passed_s - JUMP_SLACK
             if (beyond_J > 0).any():
                 i = int(np.argmax(beyond_J))
                 moved = f"{self.arm.joints[i].name} moved by {qpos_J[i] - seen_J[i]:+.3f} {self._units[i]}"
                 raise Unusable("jump", f"{moved} in {passed_s:.3f} s, which it cannot")
-        same = seen_J is not None and np.array_equal(qpos_J, seen_J)
         self._seen_J = qpos_J
         if not (same and (np.abs(self.hold()[0] - qpos_J) > self._push_J).any()):
             self._pushed_s = None
@@ -189,7 +190,7 @@ class Safety:
         self._blind_since_s = now_s if self._blind_since_s is None else self._blind_since_s
         if now_s - self._blind_since_s > BLIND_S:
             raise Unusable(error.kind, f"{error}, for {BLIND_S:g} s")
-        self._intervene(error.kind, str(error))
+        self.intervene(error.kind, str(error))
         return self._commit(*self.hold())
 
     def filter(
@@ -203,7 +204,7 @@ class Safety:
         held, held_finger_m = self.hold()
         wanted = np.asarray(targets_J, np.float64)
         if not (np.isfinite(wanted).all() and np.isfinite(finger_m)):
-            self._intervene("not finite", "the command")
+            self.intervene("not finite", "the command")
             wanted, finger_m = held, held_finger_m
         try:
             limits.check_age(age_s)
@@ -214,25 +215,25 @@ class Safety:
         self._blind_since_s = None
         if (np.abs(qvel_J) > limits.max_velocity_J).any():
             i = int(np.argmax(np.abs(qvel_J) / limits.max_velocity_J))
-            self._intervene("velocity", f"{self.arm.joints[i].name} moves at {qvel_J[i]:.3g} {self._units[i]}/s")
+            self.intervene("velocity", f"{self.arm.joints[i].name} moves at {qvel_J[i]:.3g} {self._units[i]}/s")
             wanted = qpos_J
         passed = (now_s - self._began_s) / limits.ramp_s if limits.ramp_s > 0 else 1.0
         ramp = min(1.0, limits.ramp_start + (1 - limits.ramp_start) * passed)
         lead = limits.max_lead_J * ramp
         near = np.clip(wanted, qpos_J - lead, qpos_J + lead)
         if ramp >= 1.0 and not np.allclose(near, wanted, atol=1e-9):
-            self._intervene("lead", self._largest(wanted - near))
+            self.intervene("lead", self._largest(wanted - near))
         inside = self._within_limits(near)
         if not np.allclose(inside, near, atol=1e-9):
-            self._intervene("position", self._largest(near - inside))
+            self.intervene("position", self._largest(near - inside))
         if self._outside_m(inside) > max(self._outside_m(self._within_limits(qpos_J)), 1e-9):
-            self._intervene("workspace", f"the tool would be {1e3 * self._outside_m(inside):.1f} mm outside")
+            self.intervene("workspace", f"the tool would be {1e3 * self._outside_m(inside):.1f} mm outside")
             inside = self._within_limits(np.clip(held, qpos_J - lead, qpos_J + lead))
             if self._outside_m(inside) > 0:
                 inside = self._within_limits(qpos_J)
         finger = self._within_stroke(finger_m)
         if abs(finger - finger_m) > 1e-9:
-            self._intervene("gripper", f"{finger_m:.4f} m")
+            self.intervene("gripper", f"{finger_m:.4f} m")
         return self._commit(inside, finger)
 
     def report(self, kind: str, detail: str, now_s: float) -> None:
@@ -256,7 +257,7 @@ class Safety:
         i = int(np.argmax(np.abs(excess_J)))
         return f"{self.arm.joints[i].name} by {excess_J[i]:+.4f} {self._units[i]}"
 
-    def _intervene(self, kind: str, detail: str) -> None:
+    def intervene(self, kind: str, detail: str) -> None:
         """Report an intervention in this command, unless it goes on from the command before."""
         self._kinds.add(kind)
         if kind not in self._before:

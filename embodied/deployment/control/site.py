@@ -171,7 +171,9 @@ class EmergencyKey:
 def move_home(
     robot: Robot, arm: ArmSpec, safety: Safety, clock: Clock, stop: Callable[[], bool] = lambda: False
 ) -> bool:
-    """Move to the default pose with the gripper as it is; return whether it was reached within MAX_S seconds.
+    """Move to the default pose with the gripper as it is; return whether it was reached in time.
+
+    The time is MAX_S seconds, or twice that of the way at its speed.
 
     stop: called in every step; True ends the move, and the robot holds its measured position. UserError if the arm's
     pose is unknown, RobotHangs if the robot does not answer.
@@ -194,7 +196,8 @@ def move_home(
     safety.start(qpos, finger_m, began_s, "the way home", age_s)
     target = qpos
     fault: Unusable | None = None
-    for tick in range(1, round(MAX_S / PERIOD_S)):
+    longest_s = max(MAX_S, 2 * float(np.max(np.abs(home - qpos) / largest)))
+    for tick in range(1, round(longest_s / PERIOD_S)):
         stopped = stop()
         if stopped:
             target = qpos
@@ -218,6 +221,6 @@ def move_home(
             safety.check_moves(qpos, clock.now())
         except Unusable as error:
             fault = error
-        if np.abs(qpos - home).max() < near:
+        if fault is None and np.abs(qpos - home).max() < near:
             return True
     return False

@@ -17,13 +17,14 @@ from typing import Any, Literal
 from embodied.core.errors import UserError, unknown_name
 from embodied.core.spec import ArmSpec
 from embodied.deployment.bundle.format import read_json
-from embodied.deployment.robots.base import GRIPPER, Action, Observation, Robot, age, number
+from embodied.deployment.robots.base import GRIPPER, Action, Observation, Robot, number
 from embodied.deployment.validation import from_json
 
 Unit = Literal["rad", "deg", "m", "mm", "percent"]
 FACTORS: dict[str, float] = {"rad": 1.0, "deg": pi / 180, "m": 1.0, "mm": 1e-3}
 MAX_BYTES = 2**20
 DIFFERENCE_S = 0.04  # shortest time of a difference of positions: a bit of an encoder is no speed
+STILL_S = 0.2  # after so long without a change the arm stands still
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +156,7 @@ class MappedRobot:
             raise unknown_name("name in the robot's observations", name, robot.observation_features)
         ours = {*self._entries, *(f"{name}.vel" for name in mapping.joints), *self._renamed}
         self._hidden = self._own | ours | {*self._renamed.values()}
-        self._before: deque[tuple[float, dict[str, float]]] = deque()
+        self._changes: deque[tuple[float, dict[str, float]]] = deque()  # times and positions
 
     @property
     def observation_features(self) -> dict[str, Any]:
@@ -177,27 +178,29 @@ class MappedRobot:
         self.robot.calibrate()
 
     def get_observation(self) -> Observation:
-        """Return the newest measurements. Velocities that the robot lacks are differences, 0 until DIFFERENCE_S.
+        """Return the newest measurements. Velocities that the robot lacks are differences over DIFFERENCE_S or more.
 
-        Unusable if a number of the mapping is missing.
+        They are of the times at which positions were seen to change, as the robot may measure less often than it is
+        asked; its time stamp may be that of other numbers. Unusable if a number of the mapping is missing.
         """
         theirs = self.robot.get_observation()
         ours = {name: entry.from_robot(number(theirs, entry.name)) for name, entry in self._entries.items()}
-        answered_s = time.monotonic()
-        now_s = answered_s - age(theirs, answered_s)  # when it was measured
-        while len(self._before) > 1 and now_s - self._before[1][0] >= DIFFERENCE_S:
-            self._before.popleft()
-        before_s, before = self._before[0] if self._before else (now_s, ours)
+        now_s, seen = time.monotonic(), self._changes
+        if seen and ours == seen[-1][1] and (len(seen) == 1 or now_s - seen[-1][0] > STILL_S):
+            seen.clear()
+        if not seen or ours != seen[-1][1]:
+            seen.append((now_s, ours))
+        while len(seen) > 2 and now_s - seen[1][0] >= DIFFERENCE_S:
+            seen.popleft()
+        (before_s, before), (last_s, last) = seen[0], seen[-1]
         found: Observation = dict(ours)
         for joint, entry in self.mapping.joints.items():
             position, speed = f"{joint}.pos", 0.0
             if entry.velocity is not None:
                 speed = entry.factor * number(theirs, entry.velocity)
-            elif now_s - before_s >= DIFFERENCE_S:
-                speed = (ours[position] - before[position]) / (now_s - before_s)
+            elif last_s - before_s >= DIFFERENCE_S:
+                speed = (last[position] - before[position]) / (last_s - before_s)
             found[f"{joint}.vel"] = speed
-        if not self._before or now_s > self._before[-1][0]:
-            self._before.append((now_s, ours))
         return found | self._others(theirs)
 
     def send_action(self, action: Action) -> Action:

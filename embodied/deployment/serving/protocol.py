@@ -4,13 +4,15 @@ array      {b"__ndarray__": True, b"data": bytes, b"dtype": "<f4", b"shape": [2,
 number     {b"__npgeneric__": True, b"data": 1.5, b"dtype": "<f4"}
 request    state, images.<camera>, prompt, noise, prefix, delay (docs/sim_to_real.md)
 
-``decode`` trusts nothing: the size of a message is bounded, and that of each text, list and map before it is built. Any
-type of number in a request is converted to float32. A camera's images are never resized or converted.
+``decode`` trusts nothing: the size of a message is bounded, that of each text, list and map before it is built, and the
+number of lists and maps. Any type of number in a request is converted to float32. A camera's images are never resized
+or converted.
 """
 
 import hashlib
 import hmac
 import importlib
+import itertools
 import os
 from collections.abc import Mapping
 from math import prod
@@ -34,7 +36,8 @@ DTYPES = {
 MAX_DIMENSIONS = 8
 MAX_SIZE = 2**24  # of one dimension
 MAX_TEXT_BYTES = 65536
-MAX_LENGTH = 16384  # of a list or map
+MAX_LENGTH = 4096  # of a list or map
+MAX_CONTAINERS = 16384  # lists and maps in a message
 
 VARIABLE = "EMBODIED_API_KEY"
 """Environment variable with the key, if no file is named. The key is no option of a command: others can read these."""
@@ -68,11 +71,18 @@ def decode(data: bytes, max_bytes: int) -> Any:
 
     if len(data) > max_bytes:
         raise UserError(f"message: got {len(data)} bytes, allowed: at most {max_bytes}")
-    limits = dict.fromkeys(("max_array_len", "max_map_len"), MAX_LENGTH)
+    limits, numbers = dict.fromkeys(("max_array_len", "max_map_len"), MAX_LENGTH), itertools.count(1)
+
+    def counted(found: Any) -> Any:
+        if next(numbers) > MAX_CONTAINERS:
+            raise UserError(f"message: has more than {MAX_CONTAINERS} lists and maps")
+        return found
+
     try:
         return msgpack.unpackb(
-            data, object_hook=_unpack, strict_map_key=True, max_str_len=MAX_TEXT_BYTES, max_ext_len=0, **limits
-        )
+            data, object_hook=lambda found: _unpack(counted(found)), list_hook=counted, strict_map_key=True,
+            max_str_len=MAX_TEXT_BYTES, max_ext_len=0, **limits,
+        )  # fmt: skip
     except UserError:
         raise
     except (ValueError, TypeError, OverflowError, msgpack.UnpackException) as error:

@@ -17,7 +17,7 @@ from typing import Any
 from embodied.core.errors import UserError, describe_error
 from embodied.deployment.control.loop import ControlLoop
 from embodied.deployment.control.safety import RobotHangs
-from embodied.deployment.control.site import MAX_S, EmergencyKey, Site, move_home
+from embodied.deployment.control.site import EmergencyKey, Site, move_home
 from embodied.deployment.options import DeployOptions
 from embodied.deployment.report import EPISODES, PAGE, Deployment, save_episode, write_report
 from embodied.deployment.robots.base import Unusable
@@ -145,8 +145,8 @@ class DeploymentRun:
         if signalled.is_set() and not reached:
             print("the robot holds where it is", file=sys.stderr)
         elif not reached:
-            raise UserError(f"the robot did not reach its default pose within {MAX_S:g} s: it holds where it is")
-        return reached
+            raise UserError("the robot did not reach its default pose in time: it holds where it is")
+        return reached and not signalled.is_set()
 
     def keep_holding(self) -> None:
         """Keep the connection after the emergency key until a person says so."""
