@@ -63,7 +63,9 @@ class ControlLoop:
         """Called at once when an episode has ended without an error."""
         self.inputs, self.record = InputSpec(bundle), EpisodeRecord()
         """Record of the last episode."""
-        self.episodes, self.joints = 0, joint_names(bundle.arm)
+        self.episodes, self.commanded = 0, (*joint_names(bundle.arm), GRIPPER)
+        stroke = safety.limits.finger_high_m - safety.limits.finger_low_m
+        self.tolerances = np.array([SENT_TOLERANCE] * len(bundle.arm.joints) + [SENT_STROKE * stroke])
 
     def run(self, instruction: str | None = None, seed: int = 0, steps: int | None = None) -> EpisodeRecord:
         """Run one episode of at most ``steps`` control steps (None: as in training); return what happened.
@@ -212,8 +214,7 @@ class EpisodeRun:
     def _wait(self, error: Unusable) -> None:
         """Hold the last targets for a tick, because of a measurement that cannot be used."""
         self.record.waited_ticks += 1
-        now_s = self.clock.now()
-        self._send(*self.safety.hold_blind(error, now_s), now_s)
+        self._send(*self.safety.hold_blind(error, self.clock.now()))
 
     def _action(self, start: StepStart, until_s: float) -> NDArray[np.float32] | None:
         """Return the action of a control step; None if the robot has to wait for its chunk beyond ``until_s``."""
@@ -303,24 +304,18 @@ class EpisodeRun:
     def _apply(self, targets: Array, finger_m: float, measured: Measurement) -> Array:
         """Command targets within the limits of the safety; return those that the robot sent on."""
         now_s = measured.time_s
-        safe = self.safety.filter(targets, finger_m, measured.qpos, measured.qvel, now_s, measured.age_s)
-        return self._send(*safe, now_s)
+        return self._send(*self.safety.filter(targets, finger_m, measured.qpos, measured.qvel, now_s, measured.age_s))
 
-    def _send(self, safe: Array, finger_m: float, now_s: float) -> Array:
+    def _send(self, safe: Array, finger_m: float) -> Array:
         """Send targets that have left the safety; return those that the robot sent on."""
-        joints = self.loop.joints
-        returned = self.loop.robot.send_action({**dict(zip(joints, map(float, safe), strict=True)), GRIPPER: finger_m})
+        names, wanted = self.loop.commanded, np.append(safe, finger_m)
+        returned = self.loop.robot.send_action(dict(zip(names, wanted.tolist(), strict=True)))
         self.watchdog.answered("send_action")
-        wanted = np.append(safe, finger_m)
-        sent = np.array([float(returned[name]) for name in (*joints, GRIPPER)])
-        limits = self.safety.limits
-        tolerances = np.full(len(sent), SENT_TOLERANCE)
-        tolerances[-1] = SENT_STROKE * (limits.finger_high_m - limits.finger_low_m)
-        changed = ~(np.abs(sent - wanted) <= tolerances)  # NaN too
+        sent = np.array([float(returned[name]) for name in names])
+        changed = ~(np.abs(sent - wanted) <= self.loop.tolerances)  # NaN too
         if changed.any():
             i = int(np.argmax(changed))
-            what = (*joints, GRIPPER)[i]
-            self.safety.intervene("robot", f"it sent {what} {sent[i]:.4f} in place of {wanted[i]:.4f}")
+            self.safety.intervene("robot", f"it sent {names[i]} {sent[i]:.4f} in place of {wanted[i]:.4f}")
         return np.where(np.isfinite(sent), sent, wanted)[:-1]
 
     def _halt(self) -> None:
@@ -334,7 +329,7 @@ class EpisodeRun:
             measured = self._observe(watched=False)
             self.safety.check_moves(measured.qpos, measured.time_s)
         except (Unusable, ConnectionError) as error:
-            self._send(held, finger_m, self.clock.now())
+            self._send(held, finger_m)
             if isinstance(error, ConnectionError):
                 raise
             return

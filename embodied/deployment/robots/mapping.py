@@ -147,15 +147,14 @@ class MappedRobot:
         self._entries = mapping.entries
         actions = {entry.name for entry in self._entries.values()}
         self._own = actions | {entry.velocity for entry in self._entries.values() if entry.velocity is not None}
-        needed = (("actions", actions, robot.action_features), ("observations", self._own, robot.observation_features))
+        self._renamed = mapping.external | mapping.cameras
+        seen = self._own | {*self._renamed.values()}
+        needed = (("actions", actions, robot.action_features), ("observations", seen, robot.observation_features))
         for what, names, features in needed:
             for name in sorted(names - features.keys()):
                 raise unknown_name(f"name in the robot's {what}", name, features)
-        self._renamed = mapping.external | mapping.cameras
-        for name in sorted({*self._renamed.values()} - robot.observation_features.keys()):
-            raise unknown_name("name in the robot's observations", name, robot.observation_features)
         ours = {*self._entries, *(f"{name}.vel" for name in mapping.joints), *self._renamed}
-        self._hidden = self._own | ours | {*self._renamed.values()}
+        self._hidden = seen | ours
         self._changes: deque[tuple[float, dict[str, float]]] = deque()  # times and positions
 
     @property

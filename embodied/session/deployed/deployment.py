@@ -237,8 +237,9 @@ def write_data(folder: Path, deployment: Deployment) -> None:
         cure = f"where all of embodied-rl is installed, '{convert}' makes one of the episodes"
         print(f"{error}, so there is no data set; {cure}", file=sys.stderr)
     else:
-        if episodes := episodes_of(deployment, keep_failures=False):
-            write(folder / "data", episodes, deployment.bundle.env_spec)
-        elif any(record.steps for record in deployment.records):
+        episodes = episodes_of(deployment)
+        if solved := [episode for episode in episodes if bool(episode.success_L[-1])]:
+            write(folder / "data", solved, deployment.bundle.env_spec)
+        elif episodes:
             cure = f"'{convert} keep_failures=true' makes one of all episodes"
             print(f"no episode was judged solved, so there is no data set; {cure}", file=sys.stderr)

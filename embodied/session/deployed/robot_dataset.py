@@ -8,8 +8,8 @@ from embodied.data.lerobot import TIME
 from embodied.deployment.report import Deployment
 
 
-def episodes_of(deployment: Deployment, keep_failures: bool = True) -> list[Episode]:
-    """Return the episodes with at least one control step; without ``keep_failures`` those that ended solved.
+def episodes_of(deployment: Deployment) -> list[Episode]:
+    """Return the episodes with at least one control step.
 
     States and actions are as an environment has them: scaled, and in [-1, 1]. Rewards are not known and are 0. The
     last step has the success that was reported. Frames have the times at which they were measured: while the robot
@@ -21,7 +21,7 @@ def episodes_of(deployment: Deployment, keep_failures: bool = True) -> list[Epis
     offset = np.array([term.offset for term in bundle.action], np.float32)
     episodes = []
     for record in deployment.records:
-        if record.steps and (keep_failures or record.success):
+        if record.steps:
             success = torch.zeros(len(record.steps), dtype=torch.bool)
             success[-1] = bool(record.success)
             state = torch.from_numpy(record.stack("state") * state_scale)
