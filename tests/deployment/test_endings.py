@@ -321,9 +321,9 @@ def test_the_emergency_key_within_a_control_step_keeps_the_record(start: Any, tm
     driven.begin()
     driven.wait_for_commands(tmp_path, 33)
     driven.type("x")
-    driven.wait_for("press Enter to disconnect")
+    driven.wait_for("type disconnect")
     assert steps_of(tmp_path)[0] > 0  # written before a person answers
-    driven.type("\n")
+    driven.type("disconnect\n")
     code, result = driven.ended()
     assert (code, result["ended"], result["error"]) == (130, {"stopped": 1}, "emergency key")
 
@@ -335,11 +335,64 @@ def test_the_emergency_key_on_the_way_home_is_a_failure(start: Any, tmp_path: Pa
     driven.type("n\n")
     driven.wait_for("moving home; press any key")
     driven.type("x")
-    driven.wait_for("press Enter to disconnect")
-    driven.type("\n")
+    driven.wait_for("type disconnect")
+    driven.type("disconnect\n")
     code, result = driven.ended()
     assert (code, result["failed_episodes"], result["error"]) == (1, [1], "emergency key on the way home")
     assert "stopped" in (tmp_path / "report" / "interventions.jsonl").read_text()
+
+
+def test_an_answer_that_was_typed_before_its_question_is_forgotten(start: Any, tmp_path: Path) -> None:
+    """Two keys too many at the first question must not execute an action that nobody saw."""
+    driven = start([*words_of(tmp_path), "confirm=true", "home=false"])
+    driven.wait_for("prepare the scene")
+    driven.type("\ny\ny\n")  # the first Enter is too early for the rest
+    driven.wait_for("execute?")
+    time.sleep(0.3)
+    assert commands(tmp_path) == []
+    driven.type("y\ny\n\n")
+    driven.wait_for("execute?", 2)
+    time.sleep(0.3)
+    assert len(commands(tmp_path)) == 1
+    driven.type("n\n")
+    driven.wait_for("solved?")
+    driven.type("n\n")
+    code, result = driven.ended()
+    assert (code, result["ended"], steps_of(tmp_path)) == (0, {"refused": 1}, [1])
+
+
+def test_an_episode_begins_only_when_a_person_has_seen_its_question(start: Any, tmp_path: Path) -> None:
+    driven = start([*words_of(tmp_path), "home=false", "episodes=2"])
+    driven.begin()
+    driven.wait_for("solved?")
+    driven.type("n\n\n\n")
+    driven.wait_for("episode 2: prepare the scene")
+    before = len(commands(tmp_path))
+    driven.type("\x04")  # the end of input is no Enter
+    driven.wait_for("episode 2: prepare the scene", 2)
+    assert len(commands(tmp_path)) == before
+    driven.begin(2)
+    driven.wait_for("solved?", 2)
+    driven.type("n\n")
+    assert driven.ended()[0] == 0
+
+
+def test_keys_of_a_panic_do_not_let_go_of_the_arm(start: Any, tmp_path: Path) -> None:
+    driven = start(words_of(tmp_path))
+    driven.begin()
+    driven.wait_for_commands(tmp_path, 8)
+    driven.type("\n\n\n\n")
+    driven.wait_for("type disconnect")
+    driven.type("\n")
+    driven.wait_for("type disconnect", 2)
+    driven.type("y\n")
+    driven.wait_for("type disconnect", 3)
+    driven.type("\x03")
+    driven.wait_for("the robot still holds")
+    assert driven.process.poll() is None
+    driven.type("disconnect\n")
+    code, result = driven.ended()
+    assert (code, result["error"]) == (130, "emergency key")
 
 
 def test_a_second_ctrl_c_stops_the_way_home_and_keeps_the_report(start: Any, tmp_path: Path) -> None:

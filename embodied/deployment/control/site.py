@@ -36,6 +36,7 @@ PERIOD_S = 0.02
 LAG = 2.0  # how far targets may be ahead of the joints, as a multiple of how far they are at this speed
 REACHED, SAGS = 0.02, 0.1  # distance at which a pose counts as reached; of arms that bear their weight by lagging
 MAX_S = 15.0
+LET_GO = "disconnect"  # what a person types to let go of a robot after an emergency
 
 
 @dataclass
@@ -52,7 +53,7 @@ class Site:
 
     def begin(self, seed: int, episode: int) -> str | None:
         """Begin an episode; return its instruction, if the site chooses it."""
-        _wait_for_enter(f"episode {episode + 1}: prepare the scene, then press Enter ")
+        _wait_for("", f"episode {episode + 1}: prepare the scene, then press Enter ")
         return None
 
     def ended(self) -> None:
@@ -63,8 +64,11 @@ class Site:
         return ask("solved?") if sys.stdin.isatty() else None
 
     def keep_holding(self) -> None:
-        """Keep the connection after an emergency stop until a person says so: many arms fall without it."""
-        _wait_for_enter("the robot holds; press Enter to disconnect ")
+        """Keep the connection after an emergency stop until a person says so: many arms fall without it.
+
+        A word is needed, because people in a panic press Enter and other keys many times.
+        """
+        _wait_for(LET_GO, f"the robot holds, and may fall without its connection; type {LET_GO} ")
 
     def film(self) -> None:
         """Keep a film of the episode that has just ended; a real robot has none."""
@@ -108,14 +112,29 @@ def site_of(options: DeployOptions, path: Path, bundle: Bundle) -> Iterator[Site
 
 
 def ask(question: str) -> bool:
-    print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)
-    return sys.stdin.readline().strip().lower() in ("y", "yes")
+    """Return whether a person answers yes."""
+    return prompt(f"{question} [y/N] ").strip().lower() in ("y", "yes")
 
 
-def _wait_for_enter(message: str) -> None:
+def prompt(message: str) -> str:
+    """Return the line that a person types once the message is shown; empty at the end of the input.
+
+    What was typed on the terminal before is forgotten, because it answers nothing that the person had seen.
+    """
     if sys.stdin.isatty():
-        print(message, end="", file=sys.stderr, flush=True)
-        sys.stdin.readline()
+        with suppress(termios.error):  # the terminal is gone
+            termios.tcflush(sys.stdin, termios.TCIFLUSH)
+    print(message, end="", file=sys.stderr, flush=True)
+    return sys.stdin.readline()
+
+
+def _wait_for(word: str, message: str) -> None:
+    """Wait until a person types this word alone. Return at once without a terminal; ConnectionError if it is lost."""
+    if not sys.stdin.isatty():
+        return
+    while not (line := prompt(message)) or line.strip() != word:
+        if not sys.stdin.isatty():
+            raise ConnectionError("the terminal is gone")
 
 
 class EmergencyKey:

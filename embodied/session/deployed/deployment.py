@@ -151,7 +151,8 @@ class DeploymentRun:
     def keep_holding(self) -> None:
         """Keep the connection after the emergency key until a person says so."""
         if any(isinstance(error, EmergencyStop) for error in self.errors):
-            self.site.keep_holding()
+            with stop_on_signals("the robot still holds; once more: disconnect"):  # people press Ctrl-C, too
+                self.site.keep_holding()
 
     def save(self, video: str | None = None) -> None:
         """Write the last episode, and the page about all of them."""
