@@ -64,6 +64,11 @@ def confirmed(mapping: RobotMapping, arm: ArmSpec | None = None) -> RobotMapping
     return mapping
 
 
+def speedy(name: str, velocity: str) -> Entry:
+    """Return the entry of a joint whose velocity has a name too."""
+    return Entry(name, "deg", velocity=velocity)
+
+
 @pytest.mark.parametrize(
     ("entry", "theirs", "ours"),
     [
@@ -118,7 +123,17 @@ def test_a_mapping_needs_a_person(tmp_path: Path) -> None:
     [
         (lambda m: m.joints.pop("joint3"), "lacks joint3"),
         (lambda m: m.joints.update(joint8=Entry("x", "rad")), "unknown joint in the mapping 'joint8'"),
-        (lambda m: m.joints.update(joint2=Entry("base.pos", "deg")), "base.pos stands for two joints"),
+        (lambda m: m.joints.update(joint2=Entry("base.pos", "deg")), "base.pos stands for two quantities"),
+        (lambda m: m.joints.update(joint2=Entry("gripper.pos", "deg")), "gripper.pos stands for two quantities"),
+        (lambda m: m.joints.update(joint2=speedy("shoulder.pos", "base.pos")), "base.pos stands for two quantities"),
+        (
+            lambda m: m.joints.update(joint1=speedy("base.pos", "cube_x"), joint2=speedy("shoulder.pos", "cube_x")),
+            "cube_x stands for two quantities",
+        ),
+        (lambda m: m.external.update({"goal[0]": "base.pos"}), "base.pos stands for two quantities"),
+        (lambda m: m.external.update({"goal[0]": "cube_x", "goal[1]": "cube_x"}), "cube_x stands for two quantities"),
+        (lambda m: m.external.update({"joint1.pos": "cube_x"}), "joint1.pos stands for two quantities"),
+        (lambda m: m.external.update({"joint1.vel": "cube_x"}), "joint1.vel stands for two quantities"),
         (lambda m: m.joints.update(joint2=Entry("sholder.pos", "deg")), "Did you mean 'shoulder.pos'"),
         (lambda m: m.joints.update(joint2=Entry("shoulder.pos", "deg", 2)), "sign: got 2, allowed: 1, -1"),
         (lambda m: m.joints.update(joint2=Entry("shoulder.pos", "percent")), "percent needs low and high"),

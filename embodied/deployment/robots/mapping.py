@@ -112,7 +112,7 @@ class RobotMapping:
         return {f"{name}.pos": entry for name, entry in self.joints.items()} | {GRIPPER: self.gripper}
 
     def check(self, arm: ArmSpec) -> None:
-        """Raise UserError unless it maps every joint of an arm, each to a name of its own."""
+        """Raise UserError unless it maps every joint of an arm, and each quantity to a name of its own."""
         known = [joint.name for joint in arm.joints]
         for name in self.joints:
             if name not in known:
@@ -120,10 +120,13 @@ class RobotMapping:
         missing = [name for name in known if name not in self.joints]
         if missing:
             raise UserError(f"mapping: lacks {', '.join(missing)}")
-        names = [entry.name for entry in self.entries.values()]
+        ours = [*self.entries, *(f"{name}.vel" for name in self.joints), *self.external, *self.cameras]
+        measured = [name for entry in self.entries.values() for name in (entry.name, entry.velocity) if name is not None]
+        for names in (ours, [*measured, *self.external.values(), *self.cameras.values()]):
+            for name in names:
+                if names.count(name) > 1:
+                    raise UserError(f"mapping: {name} stands for two quantities")
         for name, entry in self.entries.items():
-            if names.count(entry.name) > 1:
-                raise UserError(f"mapping: {entry.name} stands for two joints")
             entry.check(f"mapping.{name}")
 
 
