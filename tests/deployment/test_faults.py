@@ -102,6 +102,19 @@ def test_a_sensor_that_fails_for_a_moment_holds_the_robot(robot: Faulty, broken:
     assert all(np.isfinite([*command.values()]).all() for command in robot.commands)
 
 
+def test_the_time_that_a_person_takes_to_answer_is_no_time_without_measurements(robot: Faulty) -> None:
+    """A wrong number before the question and another one after it are two moments, not one of 30 s."""
+    robot.begin(broken="joint3.pos", blind=range(4, 7, 2))  # of every second observation an action is asked
+
+    def think(action: str) -> bool:
+        robot.sleep_until(robot.now() + 30.0)
+        return True
+
+    record = loop_on(robot, confirm=think).run(steps=4)
+    assert (record.reason, len(record.steps), record.waited_ticks) == ("time limit", 4, 2)
+    assert record.interventions["not finite"] == 2
+
+
 @pytest.mark.parametrize("reads", [None, [0.1, 0.2]])
 def test_a_number_that_is_missing_for_a_moment_holds_the_robot_but_nothing_begins_without(
     robot: Faulty, reads: Any

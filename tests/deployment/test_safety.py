@@ -89,6 +89,16 @@ def test_it_begins_slowly() -> None:
     assert (later - HOME > first - HOME).all()
 
 
+def test_it_begins_slowly_however_long_a_person_was_asked() -> None:
+    safety, limits = started(), Limits.of(ARM)
+    safety.paused(30.0)
+    first, _ = safety.filter(HOME + 0.2, 0.04, HOME, REST, 30.0)
+    np.testing.assert_allclose(first - HOME, 0.1 * limits.max_lead_J)
+    safety.start(HOME, 0.04, 40.0)
+    later, _ = safety.filter(HOME + 0.2, 0.04, HOME, REST, 40.0 + limits.ramp_s)
+    np.testing.assert_allclose(later - HOME, np.minimum(0.2, limits.max_lead_J))
+
+
 def test_the_lead_keeps_the_joints_below_their_largest_speed() -> None:
     limits = Limits.of(ARM)
     speed = limits.max_lead_J * [joint.stiffness / joint.damping for joint in ARM.joints]

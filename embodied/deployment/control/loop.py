@@ -188,9 +188,10 @@ class EpisodeRun:
             if loop.confirm is not None:
                 asked_s, parts = self.clock.now(), zip(loop.bundle.action, action.tolist(), strict=True)
                 allowed = loop.confirm(", ".join(f"{term.name} {value:+.4f} {term.unit}" for term, value in parts))
+                passed_s = self.clock.now() - asked_s
                 self.watchdog.restart()
-                self.safety.paused()
-                self.waited_s += self.clock.now() - asked_s
+                self.safety.paused(passed_s)
+                self.waited_s += passed_s
                 if not allowed:
                     return False
                 try:  # the arm may be elsewhere by now

@@ -112,6 +112,7 @@ class Safety:
         self.log: deque[Intervention] = deque(maxlen=LOGGED)
         self._units = ["m" if joint.kind == "slide" else "rad" for joint in arm.joints]
         self._during, self._began_s, self._now_s = "", 0.0, 0.0
+        self._paused_s = 0.0  # since then, and not part of the first half second
         self._sent: tuple[Array, float] | None = None
         self._before, self._kinds = set[str](), set[str]()  # of interventions in the command before, and in this one
         self._blind_since_s: float | None = None
@@ -138,7 +139,7 @@ class Safety:
             ends = f"{limits.low_J[i]:.4g} to {limits.high_J[i]:.4g} {self._units[i]}"
             where = f"{self.arm.joints[i].name} is at {qpos_J[i]:.4g}, outside of its limits {ends}"
             raise UserError(f"{where}: are these degrees, or is its sign or offset wrong?")
-        self._during, self._began_s, self._blind_since_s = during, now_s, None
+        self._during, self._began_s, self._paused_s, self._blind_since_s = during, now_s, 0.0, None
         self._kinds, self._seen_J, self._pushed_s = set(), None, None
         self._commit(self._within_limits(qpos_J), self._within_stroke(finger_m))
 
@@ -180,9 +181,11 @@ class Safety:
         if self._pushed_s is not None and now_s - self._pushed_s > FROZEN_S:
             raise Unusable("frozen", "the measured joints stay the same, to the last digit, far from their targets")
 
-    def paused(self) -> None:
-        """Let ``check_moves`` begin anew, after a person has been asked."""
-        self._seen_J = self._pushed_s = None
+    def paused(self, passed_s: float) -> None:
+        """Take no account of the time in which a person was asked, after an observation that could be used."""
+        self._seen_J = self._pushed_s = self._blind_since_s = None
+        self._before = set()
+        self._paused_s += passed_s
 
     def hold_blind(self, error: Unusable, now_s: float) -> tuple[Array, float]:
         """Return the last targets for an observation that cannot be used. Unusable after BLIND_S of such ones."""
@@ -217,7 +220,7 @@ class Safety:
             i = int(np.argmax(np.abs(qvel_J) / limits.max_velocity_J))
             self.intervene("velocity", f"{self.arm.joints[i].name} moves at {qvel_J[i]:.3g} {self._units[i]}/s")
             wanted = qpos_J
-        passed = (now_s - self._began_s) / limits.ramp_s if limits.ramp_s > 0 else 1.0
+        passed = (now_s - self._began_s - self._paused_s) / limits.ramp_s if limits.ramp_s > 0 else 1.0
         ramp = min(1.0, limits.ramp_start + (1 - limits.ramp_start) * passed)
         lead = limits.max_lead_J * ramp
         near = np.clip(wanted, qpos_J - lead, qpos_J + lead)
