@@ -18,7 +18,7 @@
   latency_ms=0                latency added to every inference
   plan_timeout_s=5            a policy without a chunk for so long hangs: the robot holds, then moves home
   speed=1.0                   share of the largest speed; limits can only be tightened
-  confirm=false               ask before every action
+  confirm=false               ask before every action, and before the way home
   home=true                   move to the default pose after every episode
   perturbation=none|real      robot=sim: whether the arm differs from the one of training, as its robot's file says
   lockstep=false              robot=sim: let time pass only when it is waited for; faster, and repeatable

@@ -361,6 +361,28 @@ def test_an_answer_that_was_typed_before_its_question_is_forgotten(start: Any, t
     assert (code, result["ended"], steps_of(tmp_path)) == (0, {"refused": 1}, [1])
 
 
+@pytest.mark.parametrize("answer", ["n", "y"])
+def test_an_arm_whose_action_was_refused_moves_home_only_if_a_person_says_so(
+    start: Any, tmp_path: Path, answer: str
+) -> None:
+    driven = start([*words_of(tmp_path, pose_deg=[20.0, *HOME_DEG[1:]]), "confirm=true"])
+    driven.wait_for("prepare the scene")
+    driven.type("\n")
+    driven.wait_for("execute?")
+    driven.type("y\n")
+    driven.wait_for("execute?", 2)
+    driven.type("n\n")
+    driven.wait_for("solved?")
+    driven.type("n\ny\ny\n")
+    driven.wait_for("move home?")
+    time.sleep(0.3)
+    assert len(commands(tmp_path)) == 1
+    driven.type(f"{answer}\n")
+    code, result = driven.ended()
+    assert (code, result["ended"]) == (0, {"refused": 1})
+    assert ("the robot stays where it is" in driven.said) == (len(commands(tmp_path)) == 1) == (answer == "n")
+
+
 def test_an_episode_begins_only_when_a_person_has_seen_its_question(start: Any, tmp_path: Path) -> None:
     driven = start([*words_of(tmp_path), "home=false", "episodes=2"])
     driven.begin()

@@ -17,7 +17,7 @@ from typing import Any
 from embodied.core.errors import UserError, describe_error
 from embodied.deployment.control.loop import ControlLoop
 from embodied.deployment.control.safety import RobotHangs
-from embodied.deployment.control.site import EmergencyKey, Site, move_home
+from embodied.deployment.control.site import EmergencyKey, Site, ask, move_home
 from embodied.deployment.options import DeployOptions
 from embodied.deployment.report import EPISODES, PAGE, Deployment, save_episode, write_report
 from embodied.deployment.robots.base import Unusable
@@ -112,15 +112,16 @@ class DeploymentRun:
         """Move the robot home if a policy has moved it. False if a signal stopped it; StoppedOnTheWayHome by the key.
 
         The robot stays where it is after the emergency key, after the driver crashed or did not answer, and if an
-        episode was refused before the first control step: the mapping may read another pose. UserError if the way home
-        is not possible, or does not end there.
+        episode was refused before the first control step: the mapping may read another pose. A person who is asked
+        before every action is asked before the way home too. UserError if the way home is not possible, or does not end
+        there.
         """
         robot, key, first = self.site.robot, self.key, self.errors[0] if self.errors else None
         known = isinstance(first, KeyboardInterrupt | OSError | UserError | None) and not isinstance(first, RobotHangs)
         moved = any(record.steps for record in self.deployment.records)
         if not (self.options.home and known and moved):
             return True
-        if self.stays:
+        if self.stays or (self.options.confirm and not ask("move home?")):
             print("the robot stays where it is", file=sys.stderr)
             return True
         unknown = isinstance(first, Unusable) and first.kind in ("frozen", "jump")
