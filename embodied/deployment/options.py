@@ -63,6 +63,12 @@ class DeployOptions(Options):
             raise UserError(f"robot={self.robot} needs mapping=<file>; propose_mapping=true writes a first draft")
         if self.robot != "sim" and self.lockstep:
             raise UserError("lockstep=true is for robot=sim: the time of a real robot passes by itself")
+        if self.robot != "sim" and self.perturbation != "none":
+            raise UserError(f"perturbation={self.perturbation} is for robot=sim: a real robot is as it is")
+        if self.robot == "sim" and self.robot_options != "{}":
+            raise UserError("robot_options: robot=sim has those of its bundle, and takes no others")
+        if self.server is None and self.api_key_file is not None:
+            raise UserError("api_key_file is for server=ws://host:port: without it, no key is asked for")
         if self.robot == "sim" and self.instruction is not None:
             raise UserError("instruction: robot=sim takes that of its episode, by which it judges success")
         if self.robot == "sim" and (self.propose_mapping or (self.mapping, self.confirm_mapping) != (None, None)):

@@ -75,6 +75,8 @@ def test_a_data_set_of_a_deployment_shows_where_the_robot_waited(tmp_path: Path)
         ("rate_hz=33", "whole multiples"),
         ("bundle=/nowhere", "is not a directory"),
         ("instruction=x", "instruction: robot=sim takes that of its episode"),
+        ('robot_options={"id": "a"}', "robot_options: robot=sim has those of its bundle, and takes no others"),
+        ("api_key_file=key", "api_key_file is for server=ws://host:port"),
         ("latency_ms=-1", "latency_ms: got -1, allowed: 0 to 10000"),
         ("plan_timeout_s=0", "plan_timeout_s: got 0, allowed: 0.001 to 600"),
     ],
@@ -84,6 +86,13 @@ def test_bad_input_is_refused(word: str, message: str) -> None:
     assert outcome.code == 2, outcome.stderr
     assert message in outcome.stderr
     assert "Traceback" not in outcome.stderr
+
+
+@pytest.mark.parametrize("word", ["lockstep=true", "perturbation=real"])
+def test_what_only_a_simulated_arm_can_do_is_refused_for_a_real_one(word: str) -> None:
+    outcome = run(deploy_command.main, [f"bundle={flow_bundle()}", "robot=x:Y", "mapping=toy.json", word])
+    assert outcome.code == 2, outcome.stderr
+    assert f"{word} is for robot=sim" in outcome.stderr
 
 
 def test_it_plans_on_a_server_with_the_same_policy(tmp_path: Path) -> None:
