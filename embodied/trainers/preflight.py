@@ -100,7 +100,8 @@ def recording(config: RunConfig, spec: EnvSpec, data: Demonstrations, found: Map
     if not exact and not any(term.source in OWN for term in spec.state):
         return f"not possible: the data set lacks {PLAN}, and the task does not say what of its state a robot measures"
     if exact:
-        plans, added_FA = plans_of(found[PLAN][torch.stack([row[0] for row in rows])]), found[DISTURBANCE].float()
+        plans = plans_of(found[PLAN][torch.stack([row[0] for row in rows])])
+        added_FA = found[DISTURBANCE].float() if DISTURBANCE in found else added_FA
     parts = [pad_sequence([of[row] for row in rows], True) for of in (data.action_FA, added_FA, data.state_FS)]
     return Recording(config, spec, plans, exact, torch.tensor([len(row) for row in rows]), *parts)
 
@@ -149,6 +150,8 @@ def check_replay(
         result = {"episodes": len(solved_E), "solved": int(solved_E.sum()), "state_error": off}
         told = "{solved} of {episodes} episodes end solved, states are off by {state_error:.1g} of their spread"
         result["told"] = told.format(**result)
+        if DISTURBANCE not in found:
+            result["told"] += f"; the data set lacks {DISTURBANCE}, so these are replays of its actions alone"
     if off <= FITS:
         return result, [], data
     (unlike_SS,) = unlike(state_MS, replayed_MS[None], not exact)

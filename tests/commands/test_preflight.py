@@ -237,6 +237,18 @@ def test_a_policy_cannot_imitate_a_contradictory_episode(demos: Path, tmp_path: 
     assert outcome.result["overfit"]["error"] > 0.7
 
 
+def test_a_set_without_disturbances_is_replayed_by_its_actions_alone(demos: Path, tmp_path: Path) -> None:
+    path = Path(shutil.copytree(demos, tmp_path / "set"))
+    info = json.loads((path / "meta" / "info.json").read_text())
+    del info["features"]["disturbance"]
+    (path / "meta" / "info.json").write_text(json.dumps(info))
+    outcome = examine(path, *QUICK)
+    assert "Traceback" not in outcome.stderr
+    told = "the data set lacks disturbance, so these are replays of its actions alone"
+    assert told in outcome.result["replay"]["told"]
+    assert "replay" in {fault["name"] for fault in outcome.result["faults"]}  # it was recorded with disturbances
+
+
 def test_a_foreign_set_is_replayed_from_other_starts(tmp_path: Path) -> None:
     demos = tmp_path / "demos"
     assert run_collect("task=push", "noise=0", "episodes=3", f"out={demos}", "num_threads=1").code == 0
