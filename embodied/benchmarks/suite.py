@@ -7,8 +7,9 @@ A row of a run has its return, or its success where the task has one: of the det
 stopping rule saw. Its ``curve`` has the returns of training episodes, which explore. Rows are written as they come.
 What ``out=`` has already is not run again; a run of other steps takes its place.
 
-    <task>_over_sb3, _over_zoo, _over_cleanrl    median over seeds over the peer's median, or over the published figure;
-                                                 the inverse where both are negative
+    <task>_over_sb3, _over_zoo, _over_cleanrl    median over seeds over the peer's median, or over the published figure,
+                                                 with which full runs alone are compared; the inverse where both are
+                                                 negative
 """
 
 import tempfile
@@ -80,6 +81,7 @@ def measure(report: Report, short: bool, options: SuiteOptions) -> None:
         options = SuiteOptions(tasks=("CartPole",), seeds=(0,), peer=options.peer, max_steps=4096)
     if report.out is not None:
         report.read(report.out)
+        add_ratios(report)
     trainers = {options.policy or "ours": partial(ours, policy=options.policy)} | (
         {"sb3": sb3} if options.peer == "sb3" else {}
     )
@@ -104,18 +106,29 @@ def measure(report: Report, short: bool, options: SuiteOptions) -> None:
 
 
 def add_ratios(report: Report) -> None:
-    """Set the ratios of all tasks that have runs of ours."""
+    """Set the ratios of all tasks that have runs of ours: medians of runs of equal steps.
+
+    Published figures are compared with full runs, stable-baselines3's with the longest runs that both have.
+    """
     for name, task in TASKS.items():
-        of = {trainer: returns(report, f"{name}/{trainer}/") for trainer in ("ours", "sb3")}
-        for reference, value in {"sb3": of["sb3"], "zoo": task.zoo, "cleanrl": task.cleanrl}.items():
-            if of["ours"] is not None and value is not None and of["ours"] * value > 0:
-                ratio = of["ours"] / value if value > 0 else value / of["ours"]
+        ours, sb3 = (returns(report, f"{name}/{trainer}/") for trainer in ("ours", "sb3"))
+        longest = max(ours.keys() & sb3.keys(), default=0)
+        full = ours.get(task.steps)
+        pairs = {"sb3": (ours.get(longest), sb3.get(longest)), "zoo": (full, task.zoo), "cleanrl": (full, task.cleanrl)}
+        for reference, (own, value) in pairs.items():
+            report.ratios.pop(f"{name}_over_{reference}", None)  # of runs that others have replaced
+            if own is not None and value is not None and own * value > 0:
+                ratio = own / value if value > 0 else value / own
                 report.ratios[f"{name}_over_{reference}"] = float(f"{ratio:.4g}")
 
 
-def returns(report: Report, prefix: str) -> float | None:
-    found = [row["value"] for row in report.rows if row["name"].startswith(prefix)]
-    return median(found) if found else None
+def returns(report: Report, prefix: str) -> dict[int, float]:
+    """Return the median over seeds by the steps of the runs."""
+    found: dict[int, list[float]] = {}
+    for row in report.rows:
+        if row["name"].startswith(prefix):
+            found.setdefault(row["settings"]["total_steps"], []).append(row["value"])
+    return {steps: median(values) for steps, values in found.items()}
 
 
 def thinned(curve: Mapping[str, list[float]]) -> dict[str, list[float]]:
