@@ -1,7 +1,6 @@
 """Base class of all policies: all that the runtime, the trainers and the exports call on one."""
 
 import copy
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Self
 
@@ -138,15 +137,7 @@ class Policy(nn.Module):
     def save_pretrained(self, path: Path) -> None:
         """Write all that the other library needs to load the model, into a directory that may exist."""
 
-    # -- instructions and grounding ------------------------------------------------------------------------------------
-
-    def tokenize(self, texts: Sequence[str]) -> Obs:
-        """Return ``instruction_tokens`` and ``instruction_mask`` [N, L] of N texts, which replace ``instruction``.
-
-        The texts need not be in the spec that the policy was built for. UserError for a text that it cannot read. A
-        policy without instructions returns nothing.
-        """
-        return {}
+    # -- grounding -------------------------------------------------------------------------------------------------
 
     can_ground: bool = False
     """Whether it can learn from labelled images."""

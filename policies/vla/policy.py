@@ -2,7 +2,6 @@
 
 import os
 import shutil
-from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -137,18 +136,8 @@ class VLAPolicy(FlowChains):
             return pi0.encode_prefix(self.model, pixels.to(self.prefix_dtype), tokens, real)
 
     def _instruction(self, obs: Obs) -> tuple[Tensor, Tensor]:
-        """Return the tokens of the instructions and the mask of those that are no padding, [N, L] each.
-
-        They are taken from ``obs`` if it has them, otherwise looked up by ``instruction``.
-        """
-        if "instruction_tokens" in obs:
-            return obs["instruction_tokens"], obs["instruction_mask"]
+        """Return the tokens of the instructions and the mask of those that are no padding, [N, L] each."""
         return self.tokens_IT[obs["instruction"]], self.real_IT[obs["instruction"]]
-
-    def tokenize(self, texts: Sequence[str]) -> Obs:
-        """Return the tokens of N texts; UserError for unknown words, and for an empty or too long text."""
-        tokens, mask = checkpoint.tokenize(self.parts.tokenizer, texts, self.config.max_tokens)
-        return {"instruction_tokens": tokens.to(self.tokens_IT.device), "instruction_mask": mask.to(tokens.device)}
 
     def encode(self, obs: Obs) -> VLAContext:
         return self._encode_state(self.prefix(obs), obs)._replace(fixed=self.fixed_rows(obs))

@@ -247,22 +247,6 @@ def test_an_observation_without_a_camera_is_refused() -> None:
         policy.plan(obs)
 
 
-def test_tokens_of_a_text_stand_for_its_index() -> None:
-    """A text in words that the tokenizer knows needs no place in the spec."""
-    policy, obs = build(), observe(6)
-    texts = [TEXTS[i] for i in obs["instruction"].tolist()]
-    spoken = {key: value for key, value in obs.items() if key != "instruction"} | policy.tokenize(texts)
-    torch.testing.assert_close(policy.plan(spoken), policy.plan(obs))
-    sample = policy.act(obs, torch.randn(6, *policy.noise_shape))
-    torch.testing.assert_close(
-        policy.evaluate(spoken, sample.chain).log_prob_B, sample.log_prob_N, atol=1e-4, rtol=1e-5
-    )
-    new = spoken | policy.tokenize([" ".join(reversed(text.split())) for text in texts])
-    assert not torch.allclose(policy.plan(new), policy.plan(obs), atol=1e-3)
-    with pytest.raises(UserError, match="words outside the vocabulary"):
-        policy.tokenize(["juggle the wombat"] * 6)
-
-
 def test_words_that_were_not_trained_on_are_refused() -> None:
     tokenizer = train_tokenizer(TEXTS)
     tokens, real = tokenize(tokenizer, TEXTS, 48)

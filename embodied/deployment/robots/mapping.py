@@ -121,8 +121,8 @@ class RobotMapping:
         if missing:
             raise UserError(f"mapping: lacks {', '.join(missing)}")
         ours = [*self.entries, *(f"{name}.vel" for name in self.joints), *self.external, *self.cameras]
-        measured = [name for entry in self.entries.values() for name in (entry.name, entry.velocity) if name is not None]
-        for names in (ours, [*measured, *self.external.values(), *self.cameras.values()]):
+        read = [name for entry in self.entries.values() for name in (entry.name, entry.velocity) if name is not None]
+        for names in (ours, [*read, *self.external.values(), *self.cameras.values()]):
             for name in names:
                 if names.count(name) > 1:
                     raise UserError(f"mapping: {name} stands for two quantities")
