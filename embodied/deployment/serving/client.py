@@ -24,6 +24,13 @@ from embodied.deployment.serving.protocol import ALLOWANCE_BYTES, SCHEME, VARIAB
 MAX_ERROR = 2000  # characters of a server's error that are repeated
 
 
+def content_of(reply: str | bytes, max_bytes: int) -> Any:
+    """Return the content of a reply. UserError for text, by which servers refuse a request, or a malformed reply."""
+    if isinstance(reply, str):
+        raise UserError(reply[:MAX_ERROR])
+    return decode(reply, max_bytes)
+
+
 class PolicyConnection:
     """A connection to any server of openpi's protocol, which is made again, once, if it is lost.
 
@@ -55,19 +62,16 @@ class PolicyConnection:
     def ask(self, request: Mapping[str, Any], max_bytes: int) -> Any:
         """Return the reply to a request. UserError for what the server refuses, ConnectionError if it is malformed."""
         reply = self._exchange(encode(request), time.monotonic() + self.timeout_s)
-        if isinstance(reply, str):
-            raise UserError(f"{self.url}: {one_line(reply[:MAX_ERROR])}")
         try:
-            return decode(reply, max_bytes)
+            return content_of(reply, max_bytes)
         except UserError as error:
-            raise ConnectionError(f"{self.url}: {one_line(error)}") from None
+            kind = UserError if isinstance(reply, str) else ConnectionError
+            raise kind(f"{self.url}: {one_line(error)}") from None
 
     def greeted(self, greeting: str | bytes) -> None:
         """Check the server's metadata. UserError or ConnectionError if it is not what is needed."""
         try:
-            if isinstance(greeting, str):
-                raise UserError(greeting[:MAX_ERROR])
-            decode(greeting, MAX_JSON_BYTES)
+            content_of(greeting, MAX_JSON_BYTES)
         except UserError as error:
             raise ConnectionError(f"{self.url} is no policy server: {one_line(error)}") from None
 
@@ -152,9 +156,7 @@ class RemotePlanner(PolicyConnection):
     def greeted(self, greeting: str | bytes) -> None:
         """Keep the server's description. UserError if its policy is another one than the local bundle's."""
         try:
-            if isinstance(greeting, str):
-                raise UserError(greeting[:MAX_ERROR])
-            described = parse_bundle(decode(greeting, MAX_JSON_BYTES), "metadata")
+            described = parse_bundle(content_of(greeting, MAX_JSON_BYTES), "metadata")
         except UserError as error:
             raise ConnectionError(f"{self.url} is no policy server of this project: {one_line(error)}") from None
         self.bundle = self._local or described
