@@ -44,8 +44,8 @@ def main(options: ConvertConfig) -> dict[str, Any]:
     elif options.bundle is None:
         raise UserError(f"source={source} needs bundle=<bundle dir>, which says what its numbers mean")
     else:
-        deployment = load_episodes(source, read_bundle(Path(options.bundle), with_policy=False))
-        episodes, spec = episodes_of(deployment), deployment.bundle.env_spec
+        bundle = read_bundle(Path(options.bundle), with_policy=False)
+        episodes, spec = episodes_of(load_episodes(source, bundle), bundle), bundle.env_spec
     kept = [episode for episode in episodes if options.keep_failures or bool(episode.success_L[-1])]
     if not kept:
         none = f"none of its {len(episodes)} episodes ends solved, or says so"

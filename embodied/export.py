@@ -44,9 +44,9 @@ def main(options: ExportConfig) -> dict[str, Any]:
     run_dir, out = Path(options.run), Path(options.out)
     config = read_acting(run_dir, options.device)
     check_new_dir(out)
-    from embodied.deployment.bundle.write import check_exportable, chosen_layout, write_bundle  # these import torch
-    from embodied.session.deployed.exporting import bundle_source, origin_of
-    from embodied.session.factories import build_policy, load_checkpoint, load_policy, make_spec
+    from embodied.deployment.bundle.write import check_exportable, chosen_layout  # these import torch
+    from embodied.session.deployed.exporting import bundle_source, export_bundle, origin_of
+    from embodied.session.factories import load_checkpoint, load_policy, make_spec
 
     found = load_checkpoint(run_dir, options.checkpoint)
     spec = make_spec(config)
@@ -59,7 +59,7 @@ def main(options: ExportConfig) -> dict[str, Any]:
     out.parent.mkdir(parents=True, exist_ok=True)
     part = Path(tempfile.mkdtemp(prefix=f".{out.name}-", dir=out.parent))
     try:
-        bundle = write_bundle(part, source, build_policy, layout)
+        bundle = export_bundle(part, source, layout)
         part.chmod(0o755)
         part.rename(out)
     except BaseException:

@@ -26,14 +26,15 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from embodied.core.errors import UserError, one_line
+from embodied.core.errors import UserError
 from embodied.core.user_files import sha256
-from embodied.deployment.bundle.format import BUNDLE_FILE, read_bundle
+from embodied.deployment.bundle.format import BUNDLE_FILE
 from embodied.deployment.bundle.runner import PolicyRunner, check_parity
 from embodied.deployment.options import ServeOptions
 from embodied.deployment.serving.protocol import require_packages
 from embodied.deployment.validation import parse_words
 from embodied.session.command import Stopped, run_command
+from embodied.session.deployed.runners import open_runner
 
 if TYPE_CHECKING:  # it imports torch, which a machine with an ONNX bundle does not need
     from embodied.session.torch_runner import TorchRunner
@@ -52,22 +53,11 @@ def run_server(argv: Sequence[str]) -> dict[str, Any]:
 
 
 def runner_of(options: ServeOptions) -> PolicyRunner | TorchRunner:
-    """Return the runner of the bundle's layout. UserError if it cannot run here."""
-    path = Path(options.bundle)
-    if read_bundle(path, with_policy=False).layout == "onnx":
-        if options.device != "cpu":
-            raise UserError(f"device={options.device}: bundle={path} is an ONNX model, which runs on the cpu")
-        return PolicyRunner(path, options.num_threads)
-    try:
-        import torch
-
-        from embodied.session.torch_runner import TorchRunner
-    except ImportError as error:
-        raise UserError(f"bundle={path} needs torch and transformers: {one_line(error)}") from error
-    if options.device == "cuda" and not torch.cuda.is_available():
-        raise UserError("device=cuda: torch finds no GPU here")
-    torch.set_num_threads(options.num_threads)
-    return TorchRunner(path, options.device)
+    """Return the runner of the bundle. UserError if it cannot run here, or not on this device."""
+    runner = open_runner(Path(options.bundle), options.device, options.num_threads)
+    if options.device != "cpu" and isinstance(runner, PolicyRunner):
+        raise UserError(f"device={options.device}: bundle={runner.path} is an ONNX model, which runs on the cpu")
+    return runner
 
 
 async def serve_until_stopped(runner: PolicyRunner | TorchRunner, options: ServeOptions) -> dict[str, Any]:

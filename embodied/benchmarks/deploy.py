@@ -30,15 +30,14 @@ from embodied.benchmarks.measure import Report, in_turns, note, paired, timed
 from embodied.deployment.bundle.description import PARITY_FILE, Origin
 from embodied.deployment.bundle.format import load_arrays, read_bundle, read_simulation
 from embodied.deployment.bundle.runner import OUTPUT_PREFIX, Planner, PolicyRunner
-from embodied.deployment.bundle.write import write_bundle
 from embodied.deployment.control.inference import Clock, Inference
 from embodied.deployment.control.loop import ControlLoop
 from embodied.deployment.control.safety import Limits, Safety
 from embodied.deployment.robots.sim import SimRobot
 from embodied.deployment.serving.client import RemotePlanner
 from embodied.session.config import compose_run
-from embodied.session.deployed.exporting import bundle_source
-from embodied.session.factories import build_policy, make_policy, make_spec
+from embodied.session.deployed.exporting import bundle_source, export_bundle
+from embodied.session.factories import make_policy, make_spec
 
 Inputs = dict[str, NDArray[Any]]
 POLICIES: dict[str, dict[str, object]] = {
@@ -73,7 +72,7 @@ def _export(path: Path, options: dict[str, object]) -> Path:
     policy = make_policy(config, make_spec(config))
     path.mkdir()
     origin = Origin(str(options["task"]), str(options["policy"]), "", "", 0, None, {})
-    write_bundle(path, bundle_source(config, policy, origin, 2), build_policy)
+    export_bundle(path, bundle_source(config, policy, origin, 2))
     return path
 
 

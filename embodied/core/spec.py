@@ -11,6 +11,7 @@ from dataclasses import MISSING, asdict, dataclass, fields
 from typing import Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 TRAIN = "train"
 """Split of the instructions that are trained on."""
@@ -104,9 +105,19 @@ class ActionTerm:
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """Continuous actions: float32 [..., A], each dimension in [-1, 1]."""
+    """Continuous actions: float32 [..., A], each dimension in [-1, 1]. Commanded quantities are offset + scale * x."""
 
     terms: tuple[ActionTerm, ...]
+
+    @property
+    def scale(self) -> NDArray[np.float32]:
+        """Commanded quantity per action, [A]."""
+        return np.array([term.scale for term in self.terms], np.float32)
+
+    @property
+    def offset(self) -> NDArray[np.float32]:
+        """Commanded quantity at action 0, [A]."""
+        return np.array([term.offset for term in self.terms], np.float32)
 
     @property
     def size(self) -> int:
@@ -306,6 +317,11 @@ class EnvSpec:
     def state_dim(self) -> int:
         """Size S of ``obs["state"]``."""
         return sum(term.size for term in self.state)
+
+    @property
+    def state_scale(self) -> NDArray[np.float32]:
+        """Number in ``obs["state"]`` per physical one, [S]."""
+        return np.array([term.scale for term in self.state for _ in range(term.size)], np.float32)
 
     @property
     def privileged_dim(self) -> int:

@@ -7,6 +7,6 @@ bundle/    write, read and check the directory that holds a policy     serving/ 
 control/   loop, schedule, controller, safety                         robots/    their protocol, mappings, robot=sim
 report     records of episodes, page
 
-The modules that write bundles (``bundle/write.py``, ``torch_runner.py``) need torch. All others need numpy
+The modules that write bundles (``bundle/write.py``, ``torch_policy.py``) need torch. All others need numpy
 and onnxruntime alone, server and client also websockets and msgpack.
 """

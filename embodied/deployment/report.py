@@ -156,17 +156,17 @@ def save_episode(folder: Path, record: EpisodeRecord, index: int) -> None:
     part.replace(part.with_suffix(".npz"))
 
 
-def load_episodes(source: Path, bundle: Bundle) -> Deployment:
+def load_episodes(source: Path, bundle: Bundle) -> list[EpisodeRecord]:
     """Read episodes that ``save_episode`` wrote, from a folder or file. UserError for others, or of another policy."""
     try:
         paths = sorted(source.glob("*.npz")) if source.is_dir() else [source]
         if not paths:
             raise UserError("it has no .npz file")
-        found = Deployment(bundle, "", bundle.robot)
+        found = []
         for arrays in map(load_arrays, paths):
             for index in sorted({int(name.partition("/")[0]) for name in arrays}):
                 of_one = {name.partition("/")[2]: x for name, x in arrays.items() if name.startswith(f"{index}/")}
-                found.records.append(_record(of_one, bundle))
+                found.append(_record(of_one, bundle))
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(f"source={source} has no {EPISODES} of a report: {error}") from error
     return found

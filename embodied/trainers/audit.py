@@ -26,7 +26,7 @@ from embodied.core.device import copied_to_cpu
 from embodied.core.errors import UserError, describe_error, one_line
 from embodied.core.policy import Policy
 from embodied.core.types import Fragment
-from embodied.deployment.bundle.write import TOLERANCE, check_exportable, chosen_layout, write_bundle
+from embodied.deployment.bundle.write import TOLERANCE, check_exportable, chosen_layout
 from embodied.envs.checks.conformance import run_checks
 from embodied.runtime import checkpoint, threads
 from embodied.runtime.checkpoint import Checkpoint
@@ -36,7 +36,7 @@ from embodied.runtime.loop import Runtime
 from embodied.runtime.registry import RUNTIMES
 from embodied.session import factories
 from embodied.session.config import RunConfig, with_architecture
-from embodied.session.deployed.exporting import bundle_source, origin_of
+from embodied.session.deployed.exporting import bundle_source, export_bundle, origin_of
 from embodied.trainers import trainer_of
 from embodied.trainers.reinforcement import ReinforcementTrainer, build
 
@@ -247,7 +247,7 @@ def check_bundle(audit: Audit) -> Result:
     audit.need((EXPORT_VLA_S if spec.cameras else EXPORT_S) * max(1.0, slower))
     policy, path = audit.policy(), Path(mkdtemp(dir=audit.folder))
     source = bundle_source(config, policy, origin_of(config, audit.run_dir, audit.found), episodes=4)
-    bundle = write_bundle(path, source, factories.build_policy, chosen_layout(policy))
+    bundle = export_bundle(path, source, chosen_layout(policy))
     return at_most(TOLERANCE, bundle.parity_max, "of the action's scale")
 
 

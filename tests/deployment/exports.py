@@ -10,10 +10,9 @@ import torch
 from torch import nn
 
 from embodied.deployment.bundle.description import Bundle, Origin
-from embodied.deployment.bundle.write import write_bundle
 from embodied.session.config import RunConfig, compose_run
-from embodied.session.deployed.exporting import bundle_source, record
-from embodied.session.factories import build_policy, make_policy, make_spec
+from embodied.session.deployed.exporting import bundle_source, export_bundle, record
+from embodied.session.factories import make_policy, make_spec
 
 SMALL = {"policy.critic_hidden": [16], "num_envs": 4, "total_steps": 100, "device": "cpu"}
 NETWORKS = {"policy.actor_hidden": [32, 32]}
@@ -43,7 +42,7 @@ def write_small(path: Path, config: RunConfig, layout: str = "onnx") -> tuple[Bu
     """Write the bundle of a random policy; return its description and the policy."""
     policy = random_policy(config)
     path.mkdir(parents=True, exist_ok=True)
-    return write_bundle(path, bundle_source(config, policy, ORIGIN, 4), build_policy, layout), policy
+    return export_bundle(path, bundle_source(config, policy, ORIGIN, 4), layout), policy
 
 
 @cache

@@ -59,7 +59,7 @@ def result_of(path: Path) -> dict[str, Any]:
 
 def steps_of(path: Path) -> list[int]:
     """Return the control steps of each episode that was written."""
-    records = load_episodes(path / "report" / "episodes", read_bundle(reach_bundle())).records
+    records = load_episodes(path / "report" / "episodes", read_bundle(reach_bundle()))
     return [len(record.steps) for record in records]
 
 
@@ -135,7 +135,7 @@ def test_the_arm_moves_home_between_two_episodes(tmp_path: Path) -> None:
     outcome = drive(tmp_path, "episodes=2")
     assert outcome.code == 0, outcome.stderr
     assert outcome.stderr.count("moving home") == 2
-    starts = [record.steps[0].state for record in load_episodes(tmp_path / "report" / "episodes", BUNDLE).records]
+    starts = [record.steps[0].state for record in load_episodes(tmp_path / "report" / "episodes", BUNDLE)]
     np.testing.assert_allclose(starts[1][:7], starts[0][:7], atol=0.03)
 
 

@@ -24,7 +24,7 @@ from embodied.core.user_files import sha256
 from embodied.deployment.bundle.description import PARITY_FILE
 from embodied.deployment.bundle.format import load_arrays, read_bundle
 from embodied.deployment.bundle.runner import PolicyRunner, parity
-from embodied.deployment.bundle.torch_runner import PhysicalPlan
+from embodied.deployment.bundle.torch_policy import PhysicalPlan
 from embodied.deployment.bundle.write import bundle_readme, check_exportable
 from embodied.envs import make_pool, make_sampler
 from embodied.policies.normalizer import RunningNormalizer

@@ -27,7 +27,7 @@ class Block(importlib.abc.MetaPathFinder):
         return None
 sys.meta_path.insert(0, Block())
 """
-ELSEWHERE = ("bundle.torch_runner", "bundle.write", "serving.client", "serving.server")
+ELSEWHERE = ("bundle.torch_policy", "bundle.write", "serving.client", "serving.server")
 """Modules of embodied.deployment that export, which needs torch, or serve, which needs websockets."""
 
 

@@ -29,7 +29,7 @@ from embodied.deployment.bundle.write import chosen_layout
 from embodied.deployment.serving.client import RemotePlanner
 from embodied.session.config import RunConfig
 from embodied.session.deployed import exporting
-from embodied.session.factories import build_policy, make_spec
+from embodied.session.factories import make_spec
 from embodied.session.torch_runner import TorchRunner
 from tests.commands.helpers import SMALL, run, run_train
 from tests.deployment.exports import flow_bundle, small_config, write_small
@@ -170,7 +170,7 @@ def test_layouts(tmp_path: Path) -> None:
     assert chosen_layout(policy) == "onnx"
     assert chosen_layout(policy, "transformers") == "transformers"
     with pytest.raises(UserError, match="is an ONNX model"):
-        TorchRunner(flow_bundle(), build_policy)
+        TorchRunner(flow_bundle())
     with pytest.raises(UserError, match=r"device=cuda: .* is an ONNX model, which runs on the cpu"):
         serve.runner_of(serve.ServeOptions(bundle=str(flow_bundle()), device="cuda"))
     with pytest.raises(UserError, match="another machine"):

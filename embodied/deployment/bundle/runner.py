@@ -14,6 +14,7 @@ import onnxruntime
 from numpy.typing import NDArray
 
 from embodied.core.errors import UserError, one_line, unknown_name
+from embodied.core.spec import Box
 from embodied.deployment.bundle.description import PARITY_FILE, POLICY_FILE, Bundle
 from embodied.deployment.bundle.format import load_arrays, read_bundle
 from embodied.deployment.robots.base import Unusable
@@ -55,8 +56,8 @@ class InputSpec:
             self.shapes["prefix"], self.types["prefix"] = (bundle.max_delay, bundle.action_dim), np.float32
             self.shapes["delay"], self.types["delay"] = (), np.int64
         self._chunk_shape = (bundle.horizon, bundle.action_dim)
-        offset, scale = (np.array([getattr(term, name) for term in bundle.action]) for name in ("offset", "scale"))
-        self._offset, self._reach = offset, (1 + RANGE_TOLERANCE) * np.abs(scale)
+        action = Box(bundle.action)
+        self._offset, self._reach = action.offset, (1 + RANGE_TOLERANCE) * np.abs(action.scale)
         low, high = (np.array([getattr(entry, end) for entry in bundle.state_range]) for end in ("low", "high"))
         units = [term.unit for term in bundle.state for _ in range(term.size)]
         margin = 2 * (high - low) + np.array([MARGIN.get(unit, OTHER_MARGIN) for unit in units])
@@ -149,8 +150,7 @@ def parity(planner: Planner, path: Path) -> float:
     chunk, recorded = planner.plan(inputs), arrays.get(f"{OUTPUT_PREFIX}actions")
     if recorded is None or recorded.shape != chunk.shape or recorded.dtype != np.float32:
         raise UserError(f"{path / PARITY_FILE} has no {OUTPUT_PREFIX}actions of float32 {list(chunk.shape)}")
-    scale = np.array([term.scale for term in planner.bundle.action], np.float32)
-    return float((np.abs(chunk - recorded) / np.abs(scale)).max())
+    return float((np.abs(chunk - recorded) / np.abs(Box(planner.bundle.action).scale)).max())
 
 
 def check_parity(planner: Planner, path: Path, tolerance: float | None = None) -> float:

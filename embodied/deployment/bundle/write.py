@@ -1,6 +1,8 @@
 """Write a bundle (embodied.deployment.bundle.format) from a policy and observations that were recorded with it.
 
-policy, observations ──► model, ranges, outputs of torch ──► files ──► runner: the same outputs?
+policy, observations ──► model, ranges, outputs of torch ──► files
+
+embodied.session.deployed.exporting then compares the outputs of the bundle's runner with those of torch.
 """
 
 import json
@@ -30,8 +32,8 @@ from embodied.deployment.bundle.description import (
     Origin,
 )
 from embodied.deployment.bundle.format import FORMAT, write_description
-from embodied.deployment.bundle.runner import OUTPUT_PREFIX, InputSpec, PolicyRunner, check_parity
-from embodied.deployment.bundle.torch_runner import PhysicalPlan, PolicyBuilder, TorchRunner, write_model
+from embodied.deployment.bundle.runner import OUTPUT_PREFIX, InputSpec
+from embodied.deployment.bundle.torch_policy import PhysicalPlan, write_model
 
 TOLERANCE = 1e-5  # largest allowed difference between torch and ONNX Runtime, in units of the action's scale
 PARITY_ROWS = 64
@@ -116,12 +118,8 @@ def chosen_layout(policy: Policy, layout: str = "auto") -> str:
     return policy.library if policy.library is not None and size > MAX_ONNX_BYTES else "onnx"
 
 
-def write_bundle(path: Path, source: Source, build: PolicyBuilder, layout: str = "onnx") -> Bundle:
-    """Write all files of a bundle into an empty directory; return its description.
-
-    build: rebuilds the policy in the layout of transformers. UserError if the runner's outputs differ from torch's by
-    more than TOLERANCE.
-    """
+def write_bundle(path: Path, source: Source, layout: str = "onnx") -> Bundle:
+    """Write all files of a bundle into an empty directory; return its description. No runner has been compared yet."""
     policy, bundle = source.policy, _describe(source)
     plan = PhysicalPlan(policy.eval(), source.spec, (*source.recorded, "noise"))
     inputs = _inputs(source, plan)
@@ -137,9 +135,6 @@ def write_bundle(path: Path, source: Source, build: PolicyBuilder, layout: str =
     bundle = replace(bundle, files={file.name: sha256(file) for file in sorted(path.iterdir())})
     (path / README_FILE).write_text(bundle_readme(bundle), encoding="utf-8")
     bundle = replace(bundle, files=bundle.files | {README_FILE: sha256(path / README_FILE)})
-    write_description(path, bundle)
-    runner = PolicyRunner(path) if layout == "onnx" else TorchRunner(path, build)
-    bundle = replace(bundle, parity_max=check_parity(runner, path))
     write_description(path, bundle)
     return bundle
 
@@ -179,7 +174,7 @@ def _describe(source: Source) -> Bundle:
     spec, policy = source.spec, source.policy
     assert spec.arm is not None
     assert isinstance(spec.action, Box)
-    state = source.recorded["state"] / torch.tensor([term.scale for term in spec.state for _ in range(term.size)])
+    state = source.recorded["state"] / torch.from_numpy(spec.state_scale)
     ends = zip(spec.state_names, state.amin(0).tolist(), state.amax(0).tolist(), strict=True)
     return Bundle(
         format=FORMAT, origin=source.origin, files={}, notes=notes_of(spec.arm), parity_tolerance=TOLERANCE,

@@ -42,7 +42,7 @@ class DeploymentRun:
         self.errors: list[BaseException] = []
         self.signalled = threading.Event()
         self.stays = False  # an episode was refused before its first control step, or a way home did not end there
-        loop.stop, loop.ended = self.stop, site.ended
+        loop.stop = self.stop
 
     def stop(self) -> bool:
         """Return whether the emergency key was pressed. KeyboardInterrupt if a signal came.
@@ -86,6 +86,7 @@ class DeploymentRun:
                 if key.watching:
                     print("press any key to stop the robot at once", file=sys.stderr, flush=True)
                 loop.run(options.instruction or instruction, seed=options.seed * 1_000_003 + index)
+            self.site.ended()
         except Exception as error:
             self.stays = isinstance(error, UserError) and (loop.record is before or not loop.record.steps)
             if key.pressed():
@@ -239,7 +240,7 @@ def write_data(folder: Path, deployment: Deployment) -> None:
         cure = f"where all of embodied-rl is installed, '{convert}' makes one of the episodes"
         print(f"{error}, so there is no data set; {cure}", file=sys.stderr)
     else:
-        episodes = episodes_of(deployment)
+        episodes = episodes_of(deployment.records, deployment.bundle)
         if solved := [episode for episode in episodes if bool(episode.success_L[-1])]:
             write(folder / "data", solved, deployment.bundle.env_spec)
         elif episodes:

@@ -18,18 +18,18 @@ from embodied.core.episodes import EpisodePlans
 from embodied.core.errors import UserError, one_line
 from embodied.core.policy import Policy
 from embodied.core.spec import EnvSpec
-from embodied.deployment.bundle.format import BUNDLE_FILE, read_bundle, read_simulation
-from embodied.deployment.bundle.runner import PolicyRunner
+from embodied.deployment.bundle.format import BUNDLE_FILE, read_simulation
+from embodied.deployment.bundle.runner import Planner
 from embodied.deployment.serving.client import PolicyConnection, RemotePlanner
 from embodied.deployment.serving.protocol import read_api_key
 from embodied.runtime.config import EvalNoise
 from embodied.runtime.evaluator import run_episodes
 from embodied.session.config import RunConfig, compose_run, read_acting, resolve, to_mapping
 from embodied.session.deployed.planned import PlannedPolicy, ServerPolicy, read_server_mapping
+from embodied.session.deployed.runners import open_runner
 from embodied.session.factories import acting_device, load_checkpoint, load_policy, make_env, make_spec, with_delays
 from embodied.session.files import CONFIG_FILE
 from embodied.session.kept_episodes import identity
-from embodied.session.torch_runner import TorchRunner
 
 TIMEOUT_S = 60.0  # of a server's reply
 
@@ -90,11 +90,10 @@ def _read_planned(
     name: str, noise: EvalNoise | None, device: str, base: RunConfig | None, mapping: str | None, opened: ExitStack
 ) -> Entrant:
     """Load a bundle, or connect to a server: one of this project, or with ``mapping`` anybody's."""
-    planner: PolicyRunner | TorchRunner | RemotePlanner
+    planner: Planner
     simulation = {}
     if (path := Path(name)).is_dir():
-        onnx = read_bundle(path).layout == "onnx"
-        planner = PolicyRunner(path) if onnx else TorchRunner(path, "cuda" if device.startswith("cuda") else "cpu")
+        planner = open_runner(path, "cuda" if device.startswith("cuda") else "cpu")
         simulation = read_simulation(path)
     else:
         if mapping is not None:

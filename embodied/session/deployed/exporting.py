@@ -1,6 +1,10 @@
-"""What a bundle needs of a run: the observations that its policy meets, its options, and where it comes from."""
+"""From a run to a bundle: the observations that its policy meets, its options, where it comes from, and the export.
+
+run ── bundle_source ──► Source ── write_bundle ──► files ── open_runner ──► the outputs of torch? ──► parity_max
+"""
 
 from contextlib import closing
+from dataclasses import replace
 from importlib.metadata import version
 from math import ceil
 from pathlib import Path
@@ -12,14 +16,28 @@ from embodied.core.device import CPU
 from embodied.core.execution import EvalRollout, obs_to
 from embodied.core.policy import Policy
 from embodied.core.types import Obs
-from embodied.deployment.bundle.description import Origin
-from embodied.deployment.bundle.write import Source
+from embodied.deployment.bundle.description import Bundle, Origin
+from embodied.deployment.bundle.format import write_description
+from embodied.deployment.bundle.runner import check_parity
+from embodied.deployment.bundle.write import Source, write_bundle
 from embodied.runtime.checkpoint import Checkpoint
 from embodied.session.config import RunConfig
+from embodied.session.deployed.runners import open_runner
 from embodied.session.factories import acting_device, evaluation_plans, make_acting_env, make_spec
 from embodied.session.files import read_json
 
 LIBRARIES = ("torch", "transformers", "onnx", "onnxscript", "onnxruntime", "mujoco", "numpy")
+
+
+def export_bundle(path: Path, source: Source, layout: str = "onnx") -> Bundle:
+    """Write a bundle into an empty directory and compare its runner with torch; return its description.
+
+    UserError if their outputs differ by more than ``embodied.deployment.bundle.write.TOLERANCE``.
+    """
+    bundle = write_bundle(path, source, layout)
+    bundle = replace(bundle, parity_max=check_parity(open_runner(path), path))
+    write_description(path, bundle)
+    return bundle
 
 
 def bundle_source(config: RunConfig, policy: Policy, origin: Origin, episodes: int) -> Source:

@@ -35,9 +35,8 @@ class PlannedPolicy(Policy):
         self.planner, self.horizon, self.execute = planner, bundle.horizon, bundle.execute
         self.noise_shape = self.plan_noise_shape = bundle.noise_shape
         self._names = set(InputSpec(bundle).shapes)
-        self._unit = np.array([term.scale for term in bundle.state for _ in range(term.size)], np.float32)
-        self._scale = np.array([term.scale for term in bundle.action], np.float32)
-        self._offset = np.array([term.offset for term in bundle.action], np.float32)
+        action = Box(bundle.action)
+        self._unit, self._scale, self._offset = bundle.env_spec.state_scale, action.scale, action.offset
 
     def plan(self, obs: Obs, noise: Tensor | None = None) -> Tensor:
         inputs = {name: value.numpy() for name, value in obs.items() if name in self._names}
@@ -99,7 +98,7 @@ class ServerPolicy(Policy):
         if not isinstance(spec.action, Box):
             raise UserError(f"policies: {connection.url} plans continuous actions, task {spec.task} has choices")
         self.connection, self.mapping, self.spec, self.execute = connection, mapping, spec, mapping.execute
-        self._unit = torch.tensor([term.scale for term in spec.state for _ in range(term.size)])
+        self._unit = torch.from_numpy(spec.state_scale)
 
     def plan(self, obs: Obs, noise: Tensor | None = None) -> Tensor:
         mapping, rows = self.mapping, []
