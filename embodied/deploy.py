@@ -76,7 +76,7 @@ def deploy(argv: Sequence[str]) -> dict[str, Any]:
 
 def run_episodes(options: DeployOptions, path: Path, bundle: Bundle) -> dict[str, Any]:
     """Run the phases of a deployment, each whatever became of the one before; return the result."""
-    safety = Safety(bundle.arm, Limits.of(bundle.arm, options.speed))
+    safety = Safety(bundle.arm, options.speed)
     with ExitStack() as parts:
         planner = planner_of(options, path, bundle, parts)
         print(notice(path, bundle, safety.limits), file=sys.stderr)
@@ -84,7 +84,7 @@ def run_episodes(options: DeployOptions, path: Path, bundle: Bundle) -> dict[str
         inference = Inference(planner, site.clock, options.latency_ms / 1e3, options.lockstep, options.plan_timeout_s)
         parts.callback(inference.close)
         loop = ControlLoop(
-            bundle, site.robot, inference, safety, site.clock,
+            bundle, site.robot, inference, safety,
             schedule=options.schedule, execute=options.execute, rate_hz=options.rate_hz,
             interpolation=options.interpolation, noise=options.noise or bundle.noise,
             confirm=(lambda action: ask(f"{action}   execute?")) if options.confirm else None,

@@ -32,7 +32,7 @@ from embodied.deployment.bundle.format import load_arrays, read_bundle, read_sim
 from embodied.deployment.bundle.runner import OUTPUT_PREFIX, Planner, PolicyRunner
 from embodied.deployment.control.inference import Clock, Inference
 from embodied.deployment.control.loop import ControlLoop
-from embodied.deployment.control.safety import Limits, Safety
+from embodied.deployment.control.safety import Safety
 from embodied.deployment.robots.sim import SimRobot
 from embodied.deployment.serving.client import RemotePlanner
 from embodied.session.config import compose_run
@@ -102,12 +102,10 @@ def closed_loop(report: Report, rounds: int, steps: int, path: Path) -> None:
     """Measure the missed deadlines of the flow policy at 50 Hz on the simulated arm."""
     bundle, shares, rates = read_bundle(path), list[float](), list[float]()
     with SimRobot(bundle, read_simulation(path)) as robot:
-        clock = Clock()
-        inference = Inference(PolicyRunner(path), clock)
+        inference = Inference(PolicyRunner(path), Clock())
         for number in range(rounds + 1):  # the first one does not count
             robot.reset(0, number)
-            safety = Safety(bundle.arm, Limits.of(bundle.arm))
-            found = ControlLoop(bundle, robot, inference, safety, clock, schedule="rtc").run(steps=steps)
+            found = ControlLoop(bundle, robot, inference, Safety(bundle.arm), schedule="rtc").run(steps=steps)
             if number > 0:
                 shares.append(found.missed_deadlines / (found.ticks + found.missed_deadlines))
                 rates.append(found.ticks / found.duration_s)

@@ -23,7 +23,7 @@ from lerobot.robots.robot import Robot  # type: ignore[import-not-found]  # noqa
 from embodied.deployment.bundle.runner import PolicyRunner  # noqa: E402
 from embodied.deployment.control.inference import Clock, Inference  # noqa: E402
 from embodied.deployment.control.loop import ControlLoop  # noqa: E402
-from embodied.deployment.control.safety import Limits, Safety  # noqa: E402
+from embodied.deployment.control.safety import Safety  # noqa: E402
 from embodied.deployment.robots.mapping import MappedRobot, read_mapping  # noqa: E402
 from embodied.deployment.robots.setup import check_confirmed  # noqa: E402
 
@@ -47,15 +47,13 @@ def main(bundle: Path, mapping_file: Path) -> None:
         runner, clock = PolicyRunner(bundle), Clock()
         robot = MappedRobot(arm, mapping, runner.bundle.arm)
         check_confirmed(robot)
-        robot.connect()
+        arm.connect()
         inference = Inference(runner, clock)
         arm_spec = runner.bundle.arm
-        loop = ControlLoop(
-            runner.bundle, robot, inference, Safety(arm_spec, Limits.of(arm_spec)), clock, schedule="rtc"
-        )
+        loop = ControlLoop(runner.bundle, robot, inference, Safety(arm_spec), schedule="rtc")
         record = loop.run(steps=20)
         inference.close()
-        robot.disconnect()
+        arm.disconnect()
         result = {
             "steps": len(record.steps),
             "sent": len(arm.sent),

@@ -73,6 +73,7 @@ def test_a_data_set_of_a_deployment_shows_where_the_robot_waited(tmp_path: Path)
         ("speed=2", "limits can only be tightened"),
         ("schedule=async", "schedule: got 'async', allowed: synchronous, ensemble, rtc"),
         ("rate_hz=33", "whole multiples"),
+        ("interpolation=cubic", "interpolation: got 'cubic', allowed: hold, linear"),
         ("bundle=/nowhere", "is not a directory"),
         ("instruction=x", "instruction: robot=sim takes that of its episode"),
         ('robot_options={"id": "a"}', "robot_options: robot=sim has those of its bundle, and takes no others"),

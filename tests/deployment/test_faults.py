@@ -85,8 +85,7 @@ def robot() -> Iterator[Faulty]:
 
 def loop_on(robot: Faulty, **options: Any) -> ControlLoop:
     return ControlLoop(
-        BUNDLE, robot, Inference(Still(), robot, simulated=True), Safety(BUNDLE.arm, Limits.of(BUNDLE.arm)), robot,
-        **options,
+        BUNDLE, robot, Inference(Still(), robot, simulated=True), Safety(BUNDLE.arm), **options
     )  # fmt: skip
 
 

@@ -23,7 +23,7 @@ from embodied.deployment.bundle.format import read_bundle
 from embodied.deployment.bundle.runner import PolicyRunner
 from embodied.deployment.control.inference import Inference
 from embodied.deployment.control.loop import ControlLoop
-from embodied.deployment.control.safety import Limits, Safety
+from embodied.deployment.control.safety import Safety
 from embodied.deployment.report import EpisodeRecord
 from embodied.deployment.robots.sim import SimRobot
 from embodied.envs.mujoco.robots import robot_process
@@ -97,9 +97,7 @@ class Closing:
 def run(robot: SimRobot, planner: Any, latency_s: float, steps: int = 16, **options: Any) -> EpisodeRecord:
     robot.reset(0, 0)
     inference, bundle = Inference(planner, robot, latency_s, simulated=True), planner.bundle
-    return ControlLoop(bundle, robot, inference, Safety(bundle.arm, Limits.of(bundle.arm)), robot, **options).run(
-        steps=steps
-    )
+    return ControlLoop(bundle, robot, inference, Safety(bundle.arm), **options).run(steps=steps)
 
 
 @pytest.mark.parametrize("latency_ms", [0, 1, 7, 23, 26, 44, 74, 90, 100, 100.5, 104, 106, 120, 130])

@@ -25,7 +25,7 @@ from embodied.core.errors import UserError
 from embodied.core.spec import ArmSpec
 from embodied.deployment.bundle.format import read_bundle
 from embodied.deployment.control.inference import Clock
-from embodied.deployment.control.safety import Limits, Safety
+from embodied.deployment.control.safety import Safety
 from embodied.deployment.control.site import move_home
 from embodied.deployment.robots.base import Robot, load_robot
 from embodied.deployment.robots.mapping import Entry, MappedRobot, RobotMapping, read_mapping, write_mapping
@@ -88,7 +88,7 @@ def test_numbers_go_both_ways(entry: Entry, theirs: float, ours: float) -> None:
 def test_a_mapped_robot_speaks_our_names_whatever_the_order() -> None:
     robot = MappedRobot(ToyArm(ToyConfig()), toy_mapping(), arm_of_bundle())
     assert isinstance(robot, Robot)
-    robot.connect()
+    robot.robot.connect()
     observation = robot.get_observation()
     home = np.deg2rad(HOME_DEG)
     np.testing.assert_allclose([observation[f"joint{i}.pos"] for i in range(1, 8)], home, atol=1e-9)
@@ -270,8 +270,9 @@ def test_a_robot_that_fails_ends_the_deployment_with_its_reason_and_a_report(
 def test_no_arm_is_moved_home_by_old_numbers() -> None:
     bundle = read_bundle(reach_bundle())
     arm = ToyArm(ToyConfig(fails_after=2, fault="stale"))
-    robot, safety = MappedRobot(arm, toy_mapping(), bundle.arm), Safety(bundle.arm, Limits.of(bundle.arm))
+    robot, safety = MappedRobot(arm, toy_mapping(), bundle.arm), Safety(bundle.arm)
     arm.connect()
+    safety.start(np.deg2rad(HOME_DEG), 0.04, time.monotonic())
     arm._now["base.pos"] += 40.0
     with pytest.raises(UserError, match=r"the observation is 3\.0.* s old, for 1 s"):
         move_home(robot, bundle.arm, safety, Clock())
@@ -315,7 +316,7 @@ class ToyArmOfTwoNames(ToyArm):
 def test_what_the_mapping_names_counts_and_no_number_of_the_same_name() -> None:
     arm, mapping = ToyArmOfTwoNames(ToyConfig()), replace(toy_mapping(), external={"cube_pos[0]": "cube_x"})
     robot = MappedRobot(arm, mapping, arm_of_bundle())
-    robot.connect()
+    arm.connect()
     found = robot.get_observation()
     assert (found["joint1.vel"], found["cube_pos[0]"], found["goal[0]"]) == (0.0, 1.0, 0.5)
     with pytest.raises(UserError, match="Did you mean 'cube_x'"):

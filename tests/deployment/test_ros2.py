@@ -2,7 +2,7 @@
 
 rclpy cannot be installed here, so its modules are replaced by stubs that pass messages on in this process. That proves
 the template's own part: it imports no ROS before ``connect``, finds joints by name in whatever order they come, stamps
-what it measured, keeps the order of commands, is a ``Robot`` that the control loop drives through a mapping, and
+what it measured, keeps the order of commands, is a ``Driver`` that the control loop drives through a mapping, and
 notices silence. It does not prove that calls and messages are those of a real ROS 2.
 """
 
@@ -25,8 +25,8 @@ from embodied.core.errors import UserError
 from embodied.deployment.bundle.runner import PolicyRunner
 from embodied.deployment.control.inference import Clock, Inference
 from embodied.deployment.control.loop import ControlLoop
-from embodied.deployment.control.safety import Limits, Safety
-from embodied.deployment.robots.base import Robot, age
+from embodied.deployment.control.safety import Safety
+from embodied.deployment.robots.base import Driver, age
 from embodied.deployment.robots.mapping import Entry, MappedRobot, RobotMapping
 from embodied.deployment.robots.setup import propose
 from tests.deployment.test_mapping import reach_bundle
@@ -143,7 +143,7 @@ def test_the_template_is_driven_by_a_mapping(template: types.ModuleType, topics:
         pass
     measure()
     connecting.join(30)
-    assert isinstance(arm, Robot)
+    assert isinstance(arm, Driver)
     assert arm.is_connected
     joints = {f"joint{i}": Entry(f"fr3_joint{i}.pos", "rad", velocity=f"fr3_joint{i}.vel") for i in range(1, 8)}
     external = {f"goal[{i}]": f"goal_pos[{i}]" for i in range(3)}
@@ -151,8 +151,8 @@ def test_the_template_is_driven_by_a_mapping(template: types.ModuleType, topics:
     assert propose(bundle, arm) == mapping
     mapped = MappedRobot(arm, mapping, bundle.arm)
     assert mapped.get_observation()["timestamp"] == min(arm._at_s.values())
-    inference, clock = Inference(runner, Clock()), Clock()
-    loop = ControlLoop(bundle, mapped, inference, Safety(bundle.arm, Limits.of(bundle.arm)), clock)
+    inference = Inference(runner, Clock())
+    loop = ControlLoop(bundle, mapped, inference, Safety(bundle.arm))
     steps: list[int] = []
     loop.stop = lambda: measure() or steps.append(1) or False  # type: ignore[func-returns-value]
     record = loop.run(steps=3)

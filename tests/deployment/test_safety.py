@@ -17,7 +17,7 @@ ELBOW = np.eye(7)[3]
 
 
 def started(**tighter: float) -> Safety:
-    safety = Safety(ARM, Limits.of(ARM, **tighter))
+    safety = Safety(ARM, **tighter)
     safety.start(HOME, 0.04, 0.0, "episode 1")
     return safety
 
@@ -106,7 +106,7 @@ def test_the_lead_keeps_the_joints_below_their_largest_speed() -> None:
 
 
 def test_an_arm_outside_of_the_workspace_may_come_back() -> None:
-    safety = Safety(ARM, Limits.of(ARM))
+    safety = Safety(ARM)
     low = HOME - 0.8 * ELBOW
     safety.start(low, 0.04, 0.0)
     assert safety._outside_m(low) > 0
@@ -133,4 +133,4 @@ def test_limits_cannot_be_loosened(tighter: dict[str, float], message: str) -> N
 
 def test_a_pose_in_degrees_is_refused() -> None:
     with pytest.raises(UserError, match=r"joint2 is at 22.5, outside of its limits .* are these degrees"):
-        Safety(ARM, Limits.of(ARM)).start(np.rad2deg(HOME), 0.04, 0.0)
+        Safety(ARM).start(np.rad2deg(HOME), 0.04, 0.0)

@@ -20,7 +20,7 @@ from embodied.deployment.bundle.runner import PolicyRunner
 from embodied.deployment.control.arm import ArmController
 from embodied.deployment.control.inference import Clock, Inference
 from embodied.deployment.control.loop import ControlLoop
-from embodied.deployment.control.safety import Limits, Safety
+from embodied.deployment.control.safety import Safety
 from embodied.deployment.robots.setup import propose
 from embodied.deployment.robots.sim import SimRobot
 from embodied.envs import make_pool, make_sampler
@@ -70,11 +70,12 @@ def test_an_episode_is_the_one_of_the_evaluation_with_the_last_targets_in_its_st
     while len(expected) < 36:
         rollout.step()
     env.close()
-    safety = Safety(bundle.arm, replace(Limits.of(bundle.arm), ramp_s=0.0))
+    safety = Safety(bundle.arm)
+    safety.limits = replace(safety.limits, ramp_s=0.0)
     with SimRobot(bundle, read_simulation(lift_bundle()), lockstep=True) as robot:
         robot.reset(5, 1)
         inference = Inference(PolicyRunner(lift_bundle()), robot, simulated=True)
-        record = ControlLoop(bundle, robot, inference, safety, robot).run(steps=36)
+        record = ControlLoop(bundle, robot, inference, safety).run(steps=36)
     assert record.interventions == {}
     np.testing.assert_allclose(record.stack("qpos")[1:], np.stack(expected)[:35, :5], atol=1e-6)
     first = sum(term.size for term in bundle.state[: [term.name for term in bundle.state].index("joint_target")])

@@ -12,17 +12,16 @@ training saw. If the first measurement is outside, its unit or order is wrong, a
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from embodied.core.errors import UserError
 from embodied.deployment.bundle.description import Bundle
 from embodied.deployment.bundle.runner import InputSpec
 from embodied.deployment.control.arm import ArmController, Measurement, StateBuilder
-from embodied.deployment.control.inference import Clock, Inference
-from embodied.deployment.control.safety import Safety, Watchdog
+from embodied.deployment.control.inference import Inference
+from embodied.deployment.control.safety import Safety, Watchdog, check_age
 from embodied.deployment.control.schedule import PlanRequest, Schedule, ticks_per_step
 from embodied.deployment.report import EpisodeRecord, Step
 from embodied.deployment.robots.base import GRIPPER, Robot, Unusable, age, joint_names
@@ -34,7 +33,7 @@ SENT_STROKE = 0.01  # and of a finger's, as a share of its stroke
 
 
 class ControlLoop:
-    """Drive a robot by a policy. UserError for a rate that does not fit the policy's.
+    """Drive a robot by a policy, on the clock of ``inference``. UserError for a rate that does not fit the policy's.
 
     rate_hz: ticks per second, a whole multiple of the control rate. interpolation: ``hold`` sends the targets of a
     control step in all its ticks, as training does; ``linear`` moves to them over the control step. confirm: asked
@@ -43,15 +42,13 @@ class ControlLoop:
     """
 
     def __init__(
-        self, bundle: Bundle, robot: Robot, inference: Inference, safety: Safety, clock: Clock, *,
+        self, bundle: Bundle, robot: Robot, inference: Inference, safety: Safety, *,
         schedule: str = "synchronous", execute: int | None = None, rate_hz: float | None = None,
-        interpolation: str = "hold", noise: str = "zero", confirm: Callable[[str], bool] | None = None,
-        stop: Callable[[], bool] | None = None,
+        interpolation: Literal["hold", "linear"] = "hold", noise: str = "zero",
+        confirm: Callable[[str], bool] | None = None, stop: Callable[[], bool] | None = None,
     ) -> None:  # fmt: skip
         self.ticks_per_step = ticks_per_step(bundle, rate_hz)
-        if interpolation not in ("hold", "linear"):
-            raise UserError(f"interpolation: got '{interpolation}', allowed: hold, linear")
-        self.bundle, self.robot, self.inference, self.safety, self.clock = bundle, robot, inference, safety, clock
+        self.bundle, self.robot, self.inference, self.safety = bundle, robot, inference, safety
         self.period_s = bundle.control_dt_s / self.ticks_per_step
         self.interpolation, self.noise, self.confirm, self.stop = interpolation, noise, confirm, stop
         self.schedule = Schedule(
@@ -59,8 +56,6 @@ class ControlLoop:
             bundle.control_dt_s, bundle.max_delay,
         )  # fmt: skip
         self.controller, self.builder = ArmController(bundle.arm, bundle.action), StateBuilder(bundle)
-        self.ended: Callable[[], None] = lambda: None
-        """Called at once when an episode has ended without an error."""
         self.inputs, self.record = InputSpec(bundle), EpisodeRecord()
         """Record of the last episode."""
         self.episodes, self.commanded = 0, (*joint_names(bundle.arm), GRIPPER)
@@ -75,11 +70,11 @@ class ControlLoop:
         replaces the reason of a person who stopped the robot.
         """
         self.episodes += 1
+        self.inference.drop()  # a plan of the episode before, which may be under way
         episode = EpisodeRun(self, self.bundle.instruction_index(instruction) if self.bundle.instructions else 0, seed)
         self.record = episode.record
         try:
             episode.run(self.bundle.max_episode_steps if steps is None else steps)
-            self.ended()
         except Exception as error:  # of a driver or a bug: the record says why it ended
             if self.record.reason != "stopped":
                 self.record.reason = str(error) or type(error).__name__
@@ -111,7 +106,7 @@ class EpisodeRun:
 
     def __init__(self, loop: ControlLoop, instruction: int, seed: int) -> None:
         bundle, texts = loop.bundle, loop.bundle.instructions
-        self.loop, self.safety, self.clock = loop, loop.safety, loop.clock
+        self.loop, self.safety, self.clock = loop, loop.safety, loop.inference.clock
         self.record = EpisodeRecord(instruction=texts[instruction].text if texts else "")
         self.schedule = loop.schedule
         self.schedule.restart()
@@ -159,7 +154,6 @@ class EpisodeRun:
         record.latencies_s = loop.inference.latencies_s[self.first_latency :]
         record.interventions = dict(self.safety.counts - self.interventions_before)
         record.padded_steps, record.beyond_max_delay = len(self.schedule.padded), self.schedule.beyond_max_delay
-        loop.inference.drop()  # waits, so it comes last
 
     def _tick(self, until_s: float) -> bool:
         """Observe, plan and command, with a chunk or without by ``until_s``. False if a person refused the action."""
@@ -243,16 +237,14 @@ class EpisodeRun:
         return found is not None
 
     def _inputs(self, request: PlanRequest, start: StepStart) -> dict[str, NDArray[Any]]:
-        bundle, shape = self.loop.bundle, self.loop.bundle.noise_shape
-        seeded = self.loop.noise == "seeded"
+        shape, seeded = self.loop.bundle.noise_shape, self.loop.noise == "seeded"
         noise = self.random.standard_normal(shape, np.float32) if seeded else np.zeros(shape, np.float32)
-        inputs: dict[str, NDArray[Any]] = {"state": start.state, "noise": noise}
-        inputs |= {f"images.{name}": image for name, image in start.images.items()}
-        if bundle.cameras and bundle.instructions:
-            inputs["instruction"] = np.array(self.instruction, np.int64)
-        if bundle.max_delay:
-            inputs |= {"prefix": request.prefix_DA, "delay": np.array(request.delay, np.int64)}
-        return {name: value[None] for name, value in inputs.items()}
+        known: dict[str, NDArray[Any]] = {
+            "state": start.state, "noise": noise, "instruction": np.array(self.instruction, np.int64),
+            "prefix": request.prefix_DA, "delay": np.array(request.delay, np.int64),
+            **{f"images.{name}": image for name, image in start.images.items()},
+        }  # fmt: skip
+        return {name: known[name][None] for name in self.loop.inputs.shapes}
 
     def _pass_time(self, due_s: float) -> None:
         """Let time pass until ``due_s``. A chunk that arrives meanwhile commands the rest of the control step."""
@@ -288,7 +280,7 @@ class EpisodeRun:
         if not self.loop.robot.is_connected:
             raise ConnectionError("the robot is not connected any more")
         now_s = self.clock.now()
-        self.safety.limits.check_age(age(observation, now_s))
+        check_age(age(observation, now_s))
         return Measurement(observation, now_s, builder.qpos(observation), builder.qvel(observation))
 
     def _aim(self, action: NDArray[np.float32], start: StepStart) -> None:

@@ -31,6 +31,7 @@ LOGGED = 100_000  # interventions that are kept; the counts go on
 MARGIN_M = 0.03  # how far outside of the box of training the tool's target may be: its position lags and swings
 RAMP_START = 0.1  # share of max_lead at the beginning
 LEADS, LEADS_START = 2.0, 0.3  # of targets that add to the last ones: factor of max_lead, and RAMP_START
+MAX_AGE_S = 0.2  # of an observation; an older one is stale
 FUTURE_S = 0.02  # how far ahead of this computer's clock a time stamp may be
 BLIND_S = 1.0  # longest time without an observation that can be used
 FROZEN_S = 1.0  # longest time in which joints do not change although their targets are this far away, rad or m:
@@ -56,8 +57,6 @@ class Limits:
     finger_low_m: float
     finger_high_m: float
     """Lowest and highest finger target; below 0 squeezes."""
-    max_age_s: float = 0.2
-    """Age above which an observation is stale."""
     ramp_s: float = 0.5
     """Seconds in which ``max_lead`` grows to its full value."""
     ramp_start: float = RAMP_START
@@ -78,13 +77,14 @@ class Limits:
         speeds = speed * velocity
         return cls(low, high, leads * speeds * (kd / kp), speeds, *box, *fingers, ramp_start=start)
 
-    def check_age(self, age_s: float) -> None:
-        """Raise Unusable for a measurement of this age: too old, in the future, or NaN."""
-        if age_s < -FUTURE_S:
-            ahead = f"{-age_s:.3f} s in the future: it must be of time.monotonic()"
-            raise Unusable("stale", f"the observation's time stamp is {ahead}")
-        if not age_s <= self.max_age_s:
-            raise Unusable("stale", f"the observation is {age_s:.3f} s old")
+
+def check_age(age_s: float) -> None:
+    """Raise Unusable for a measurement of this age: too old, in the future, or NaN."""
+    if age_s < -FUTURE_S:
+        ahead = f"{-age_s:.3f} s in the future: it must be of time.monotonic()"
+        raise Unusable("stale", f"the observation's time stamp is {ahead}")
+    if not age_s <= MAX_AGE_S:
+        raise Unusable("stale", f"the observation is {age_s:.3f} s old")
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,10 +104,13 @@ class Intervention:
 
 
 class Safety:
-    """Filter targets of one episode, and log what was changed. One filter serves one robot."""
+    """Filter targets of one episode, and log what was changed. One filter serves one robot.
 
-    def __init__(self, arm: ArmSpec, limits: Limits) -> None:
-        self.arm, self.limits, self.chain = arm, limits, Chain(arm)
+    speed: share of the largest speed and lead of the arm's joints. UserError if it is above 1.
+    """
+
+    def __init__(self, arm: ArmSpec, speed: float = 1.0) -> None:
+        self.arm, self.limits, self.chain = arm, Limits.of(arm, speed), Chain(arm)
         self.counts: Counter[str] = Counter()  # an intervention that lasts for several commands counts once
         self.log: deque[Intervention] = deque(maxlen=LOGGED)
         self._units = ["m" if joint.kind == "slide" else "rad" for joint in arm.joints]
@@ -116,7 +119,7 @@ class Safety:
         self._sent: tuple[Array, float] | None = None
         self._before, self._kinds = set[str](), set[str]()  # of interventions in the command before, and in this one
         self._blind_since_s: float | None = None
-        self._push_J = np.minimum(FROZEN_LEADS if arm.from_target else FROZEN_LEAD, limits.max_lead_J / 2)
+        self._push_J = np.minimum(FROZEN_LEADS if arm.from_target else FROZEN_LEAD, self.limits.max_lead_J / 2)
         self._fastest_J = JUMP * np.array([joint.max_velocity for joint in arm.joints])
         self._seen_J: Array | None = None
         self._seen_s = 0.0  # last joints that did not jump, and when joints last changed
@@ -129,7 +132,7 @@ class Safety:
         means that units, signs or offsets are wrong; an old one may be far from where the arm is.
         """
         limits = self.limits
-        limits.check_age(age_s)
+        check_age(age_s)
         if not np.isfinite(qpos_J).all():
             raise UserError("the robot's joint positions are not finite")
         slack = 0.05 * (limits.high_J - limits.low_J)
@@ -142,11 +145,6 @@ class Safety:
         self._during, self._began_s, self._paused_s, self._blind_since_s = during, now_s, 0.0, None
         self._kinds, self._seen_J, self._pushed_s = set(), None, None
         self._commit(self._within_limits(qpos_J), self._within_stroke(finger_m))
-
-    @property
-    def started(self) -> bool:
-        """Whether there are targets to hold."""
-        return self._sent is not None
 
     @property
     def blind(self) -> bool:
@@ -163,7 +161,7 @@ class Safety:
 
         Unusable too for a position that a joint cannot have reached since the measurement before: a wrong number.
         """
-        seen_J, passed_s = self._seen_J, min(now_s - self._seen_s, self.limits.max_age_s)
+        seen_J, passed_s = self._seen_J, min(now_s - self._seen_s, MAX_AGE_S)
         same = seen_J is not None and np.array_equal(qpos_J, seen_J)
         if not same:  # a robot may measure less often than it is asked
             self._seen_s = now_s
@@ -210,7 +208,7 @@ class Safety:
             self.intervene("not finite", "the command")
             wanted, finger_m = held, held_finger_m
         try:
-            limits.check_age(age_s)
+            check_age(age_s)
             if not (np.isfinite(qpos_J).all() and np.isfinite(qvel_J).all()):
                 raise Unusable("not finite", "the measured joints are not finite")
         except Unusable as error:

@@ -194,8 +194,8 @@ def move_home(
 
     The time is MAX_S seconds, or twice that of the way at its speed.
 
-    stop: called in every step; True ends the move, and the robot holds its measured position. UserError if the arm's
-    pose is unknown, RobotHangs if the robot does not answer.
+    safety: of the robot's last episode. stop: called in every step; True ends the move, and the robot holds its
+    measured position. UserError if the arm's pose is unknown, RobotHangs if the robot does not answer.
     """
     names, near = joint_names(arm), SAGS if arm.from_target else REACHED
     home = np.array([joint.home for joint in arm.joints])
@@ -210,8 +210,7 @@ def move_home(
         return joint_values(arm, observation), joint_values(arm, observation, "vel"), age(observation, clock.now())
 
     qpos, qvel, age_s = measured()
-    finger_m = safety.hold()[1] if safety.started else arm.gripper.open_m
-    began_s = clock.now()
+    finger_m, began_s = safety.hold()[1], clock.now()
     safety.start(qpos, finger_m, began_s, "the way home", age_s)
     target = qpos
     fault: Unusable | None = None

@@ -1,4 +1,6 @@
-"""The protocol of robots, in the shape of LeRobot's ``Robot``, the names of what travels, and how a robot is loaded.
+"""The protocols of robots, in the shape of LeRobot's ``Robot``, the names of what travels, and how a robot is loaded.
+
+    Driver (another library's names and units) ── Mapping ──► Robot (ours) ──► control loop
 
 Names towards a bundle (``arm.joints[i].name`` is the name of a joint):
 
@@ -39,6 +41,21 @@ class Robot(Protocol):
     """Manufacturer and model."""
 
     @property
+    def is_connected(self) -> bool:
+        """Whether the robot can be driven now."""
+
+    def get_observation(self) -> Observation:
+        """Return the newest measurements."""
+
+    def send_action(self, action: Action) -> Action:
+        """Command position targets; return what was really sent."""
+
+
+@runtime_checkable
+class Driver(Robot, Protocol):
+    """A robot of another library, which says what its names are and is connected by a command."""
+
+    @property
     def observation_features(self) -> dict[str, Any]:
         """Type (float) or shape of each entry of an observation, by name."""
 
@@ -46,21 +63,8 @@ class Robot(Protocol):
     def action_features(self) -> dict[str, Any]:
         """Type (float) of each entry of an action, by name."""
 
-    @property
-    def is_connected(self) -> bool:
-        """Whether the robot can be driven now."""
-
     def connect(self, calibrate: bool = True) -> None:
         """Open the connection; calibrate the robot if it needs that and ``calibrate`` is True."""
-
-    def calibrate(self) -> None:
-        """Calibrate the robot; does nothing for a robot that needs none."""
-
-    def get_observation(self) -> Observation:
-        """Return the newest measurements."""
-
-    def send_action(self, action: Action) -> Action:
-        """Command position targets; return what was really sent."""
 
     def disconnect(self) -> None:
         """Close the connection."""
@@ -104,11 +108,11 @@ def age(observation: Observation, now_s: float) -> float:
     return now_s - number(observation, "timestamp") if "timestamp" in observation else 0.0
 
 
-def load_robot(name: str, options: Mapping[str, Any]) -> Robot:
+def load_robot(name: str, options: Mapping[str, Any]) -> Driver:
     """Build the robot ``<module>:<Class>``, of LeRobot or of anybody who follows its ``Robot``.
 
     options: keyword arguments of its ``config_class``, as LeRobot's robots have one, or else of the class itself.
-    UserError if it cannot be imported or built, or lacks a method of ``Robot``.
+    UserError if it cannot be imported or built, or lacks a method of ``Driver``.
     """
     module, _, attribute = name.partition(":")
     try:
@@ -120,14 +124,15 @@ def load_robot(name: str, options: Mapping[str, Any]) -> Robot:
         robot = found(**options) if config_class is None else found(config_class(**options))
     except TypeError as error:
         raise UserError(f"robot_options of {name}: {error}") from error
-    if not isinstance(robot, Robot):
-        needed = [part for part in dir(Robot) if not part.startswith("_") and not hasattr(robot, part)]
+    if not isinstance(robot, Driver):
+        parts = (*dir(Driver), "name")  # ``dir`` lacks an attribute without a value
+        needed = [part for part in parts if not part.startswith("_") and not hasattr(robot, part)]
         raise UserError(f"robot={name} is no robot: it lacks {', '.join(needed)}")
     return robot
 
 
 @contextmanager
-def connected(name: str, options: str) -> Iterator[Robot]:
+def connected(name: str, options: str) -> Iterator[Driver]:
     """Yield the robot, connected; an error inside comes before one of disconnecting. options: for ``load_robot``."""
     try:
         content = json.loads(options)

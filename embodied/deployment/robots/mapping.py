@@ -17,7 +17,7 @@ from typing import Any, Literal
 from embodied.core.errors import UserError, unknown_name
 from embodied.core.spec import ArmSpec
 from embodied.deployment.bundle.format import read_json
-from embodied.deployment.robots.base import GRIPPER, Action, Observation, Robot, number
+from embodied.deployment.robots.base import GRIPPER, Action, Driver, Observation, number
 from embodied.deployment.validation import from_json
 
 Unit = Literal["rad", "deg", "m", "mm", "percent"]
@@ -142,9 +142,9 @@ def write_mapping(path: Path, mapping: RobotMapping) -> None:
 
 
 class MappedRobot:
-    """A ``Robot`` of another library in our names and units. UserError for one without the names of the mapping."""
+    """A ``Robot``, in our names and units, made of a ``Driver``. UserError for one without the names of the mapping."""
 
-    def __init__(self, robot: Robot, mapping: RobotMapping, arm: ArmSpec) -> None:
+    def __init__(self, robot: Driver, mapping: RobotMapping, arm: ArmSpec) -> None:
         mapping.check(arm)
         self.robot, self.mapping, self.arm, self.name = robot, mapping, arm, mapping.robot
         self._entries = mapping.entries
@@ -161,23 +161,8 @@ class MappedRobot:
         self._changes: deque[tuple[float, dict[str, float]]] = deque()  # times and positions
 
     @property
-    def observation_features(self) -> dict[str, Any]:
-        velocities = [f"{name}.vel" for name in self.mapping.joints]
-        return dict.fromkeys([*self._entries, *velocities], float) | self._others(self.robot.observation_features)
-
-    @property
-    def action_features(self) -> dict[str, Any]:
-        return dict.fromkeys(self._entries, float)
-
-    @property
     def is_connected(self) -> bool:
         return self.robot.is_connected
-
-    def connect(self, calibrate: bool = True) -> None:
-        self.robot.connect(calibrate)
-
-    def calibrate(self) -> None:
-        self.robot.calibrate()
 
     def get_observation(self) -> Observation:
         """Return the newest measurements. Velocities that the robot lacks are differences over DIFFERENCE_S or more.
@@ -210,9 +195,6 @@ class MappedRobot:
         theirs = {entry.name: entry.to_robot(action[name]) for name, entry in self._entries.items()}
         sent, whose = self.robot.send_action(theirs), "answer to send_action"
         return {name: entry.from_robot(number(sent, entry.name, whose)) for name, entry in self._entries.items()}
-
-    def disconnect(self) -> None:
-        self.robot.disconnect()
 
     def _others(self, found: Mapping[str, Any]) -> dict[str, Any]:
         """Return what the mapping renames, and what else has a name that stands for nothing of the mapping."""

@@ -28,9 +28,9 @@ from embodied.core.errors import UserError
 from embodied.core.spec import ArmSpec, described
 from embodied.deployment.bundle.description import Bundle
 from embodied.deployment.control.arm import StateBuilder
-from embodied.deployment.control.safety import Limits
+from embodied.deployment.control.safety import check_age
 from embodied.deployment.options import DeployOptions
-from embodied.deployment.robots.base import GRIPPER, Robot, age, connected, joint_values, number
+from embodied.deployment.robots.base import GRIPPER, Driver, Robot, age, connected, joint_values, number
 from embodied.deployment.robots.mapping import (
     Confirmation,
     Entry,
@@ -57,7 +57,7 @@ ORIGINS = (0.3, 0.5, 0.5)  # of each view, share of its width
 FINGERS_M, FLAG_M = 0.05, 0.1  # half the bar of the fingers, and the line of the hand's direction
 
 
-def mapped(robot: Robot, options: DeployOptions, bundle: Bundle) -> Robot:
+def mapped(robot: Driver, options: DeployOptions, bundle: Bundle) -> Robot:
     """Return the robot behind its mapping. UserError, and a picture, for a mapping that nobody confirmed."""
     assert options.mapping is not None
     path = Path(options.mapping)
@@ -103,7 +103,7 @@ def map_robot(options: DeployOptions, bundle: Bundle) -> dict[str, Any]:
         }  # fmt: skip
 
 
-def propose(bundle: Bundle, robot: Robot) -> RobotMapping:
+def propose(bundle: Bundle, robot: Driver) -> RobotMapping:
     """Return a draft for a connected robot. UserError for a robot with fewer joints than the policy's arm.
 
     A joint gets the robot's name that ends with ours, such as ``fr3_joint1.pos`` for ``joint1.pos``. If one has none,
@@ -137,7 +137,7 @@ def propose(bundle: Bundle, robot: Robot) -> RobotMapping:
 def show(robot: MappedRobot, path: Path) -> tuple[Array, float]:
     """Print the mapping in rad or m, draw the poses; return joints [J] and gripper. UserError for old numbers."""
     observation = robot.get_observation()
-    Limits.of(robot.arm).check_age(age(observation, time.monotonic()))
+    check_age(age(observation, time.monotonic()))
     now, wanted, picture = joint_values(robot.arm, observation), poses(robot.arm), path.with_suffix(".png")
     drawn = {"now": now, **wanted}
     lines = [f"{'joint':10} {'on the robot':24} sign  {'unit':8}{''.join(f'{name:>10}' for name in drawn)}  (rad, m)"]

@@ -71,7 +71,7 @@ class SimRobot(Clock):
     def is_connected(self) -> bool:
         return self._process is not None and self._process.is_alive
 
-    def connect(self, calibrate: bool = True) -> None:
+    def connect(self) -> None:
         """Start the process and wait until it is ready. UserError if it refuses its options."""
         module = "embodied.envs.mujoco.robots.robot_process"
         self._process = ChildProcess(module, json.dumps(self._options), name="the simulated robot")
@@ -81,9 +81,6 @@ class SimRobot(Clock):
             self.disconnect()
             raise UserError(str(error)) from error
         self._observed = list(self._call("observe"))
-
-    def calibrate(self) -> None:
-        """Do nothing: a simulated arm is calibrated."""
 
     def get_observation(self) -> Observation:
         """Return the newest measurements; with cameras, also their images."""
