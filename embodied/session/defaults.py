@@ -35,7 +35,7 @@ ON_GPU = {
     "algo.num_minibatches": 4, "algo.max_learning_rate": 1e-2, "algo.desired_kl": 0.03, "cut_after_success": 0,
     "repeat_failures": 0.0,
 }  # fmt: skip
-"""Of our own tasks where a GPU simulates: fewer envs take as long a step (docs/gpu.md)."""
+"""Of PPO on our own tasks where a GPU simulates: fewer envs take as long a step (docs/gpu.md)."""
 OF_INIT = ("denoise_steps", "horizon", "execute")  # options of a policy that training starts from
 BATCH, MINIBATCH, EPOCHS, RATE = 2048, 128, 10, 3e-4
 IMAGE_BATCH, IMAGE_MINIBATCH, IMAGE_EPOCHS, IMAGE_RATE = 1024, 256, 4, 2.5e-4
@@ -94,7 +94,8 @@ def _compose_own(words: Mapping[str, Any], tell: Callable[[str], None]) -> RunCo
     ends = {"stop_at_success": SOLVED} if explores else {}
     config = compose_run(_with_chunks(words), ends)
     given = {"num_envs", "init", "data"} & words.keys()
-    if config.sim.name != "warp" or given or config.policy.options.observed_cameras:
+    fits = explores and config.group_size == 1  # the preset has options of PPO, and parts of episodes
+    if config.sim.name != "warp" or given or not fits or config.policy.options.observed_cameras:
         return config
     from embodied.core.device import means_cuda  # imports torch
 

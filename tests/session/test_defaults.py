@@ -172,6 +172,30 @@ def test_our_own_tasks_have_more_envs_only_where_a_gpu_simulates_them(words: dic
     assert (recipe.policy.options.horizon, recipe.num_envs) == (1, 4096)
 
 
+@config_dataclass
+class OtherConfig:
+    """Options of an algorithm that is no PPO."""
+
+
+@pytest.mark.parametrize("algo", ["grpo", "grounding", "other"])
+def test_algorithms_that_the_sizes_of_a_gpu_do_not_suit_keep_their_own(
+    algo: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """GRPO compares whole episodes, other algorithms lack options of PPO."""
+    monkeypatch.setitem(ALGORITHMS._entries, "other", Entry("other", "embodied.algos.ppo:PPO", OtherConfig))
+    lines: list[str] = []
+    on_gpu = compose_new({"task": "reach", "sim": "warp", "device": "cuda", "algo": algo}, lines.append)
+    on_cpu = compose_new({"task": "reach", "sim": "warp", "device": "cpu", "algo": algo})
+    assert on_gpu == replace(on_cpu, runtime=replace(on_cpu.runtime, device="cuda"))
+    assert not lines
+
+
+def test_an_algorithm_made_from_ppo_has_the_sizes_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(ALGORITHMS._entries, "own", Entry("own", "embodied.algos.ppo:PPO", OwnConfig))
+    words = {"task": "reach", "sim": "warp", "device": "cuda", "algo": "own", "policy": "gaussian"}
+    assert compose_new(words).num_envs == 4096
+
+
 def chunks(words: dict[str, Any]) -> tuple[int, ...]:
     """Denoise steps, horizon, executed actions, decisions of a rollout and envs."""
     config = compose_new({"task": "reach", **words})
