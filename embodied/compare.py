@@ -138,15 +138,14 @@ def play(
     alpha: probability of an error about a candidate.
     """
     from embodied.runtime import threads
-    from embodied.session.factories import delay_steps, evaluation_plans, make_spec
+    from embodied.session.factories import evaluation_plans, make_spec
 
     threads.use(options.num_threads or threads.torch_cores())
     num_envs, num_threads = min(BATCH, options.limit), options.num_threads or threads.available_cores()
     plans = evaluation_plans(make_spec(config), num_envs * math.ceil(options.limit / num_envs), options.seed)
     with ExitStack() as opened:
         for entrant in entrants:
-            delay = delay_steps(entrant.config, options.delay_ms)
-            opened.enter_context(closing(entrant.enter(config, num_envs, num_threads, delay)))
+            opened.enter_context(closing(entrant.enter(config, num_envs, num_threads, options.delay_ms)))
         line = opened.enter_context(closing(Line()))
         solved = [np.zeros(0, np.int64) for _ in entrants]
         open_ids = list(range(1, len(entrants)))

@@ -55,21 +55,22 @@ def main(options: EvalConfig) -> dict[str, Any]:
     """Evaluate a checkpoint of a run; return the contract's result. UserError for bad input."""
     run_dir = Path(options.run)
     config = read_acting(run_dir, options.device, options.sim, options.randomization)
-    from embodied.session.factories import delay_steps, evaluate_policy, load_checkpoint, load_policy  # import torch
+    from embodied.session import factories  # imports torch
     from embodied.session.kept_episodes import write_evaluation
     from embodied.session.results import filming
 
-    found = load_checkpoint(run_dir, options.checkpoint)
-    policy = load_policy(config, found)
-    delay = delay_steps(config, options.delay_ms)
+    found, spec = factories.load_checkpoint(run_dir, options.checkpoint), factories.make_spec(config)
+    policy = factories.load_policy(config, found)
+    delay = factories.delay_steps(spec, config.max_delay, options.delay_ms)
+    plans = factories.evaluation_plans(spec, options.episodes, options.seed)
     noise = options.noise or config.runtime.eval_noise
     with ExitStack() as opened:
         filmed = opened.enter_context(filming.filming(config, filming.ENVS, delay)) if options.video else None
         episodes = f"{options.episodes} episodes"
         print(f"evaluating {found.path} on {config.task.title}: {episodes}, seed {options.seed}", file=sys.stderr)
         with closing(Line()) as line:
-            [result] = evaluate_policy(
-                config, policy, options.episodes, options.seed, [noise], options.num_threads, delay,
+            [result] = factories.evaluate_policy(
+                config, policy, plans, options.seed, [noise], options.num_threads, delay,
                 line.evaluating(episodes), keep=True,
             )  # fmt: skip
         delay_ms = options.delay_ms if config.max_delay else options.delay_ms or 0.0

@@ -60,29 +60,32 @@ def main(options: ReplayConfig) -> dict[str, Any]:
     preset = result.get("randomization")
     config = read_acting(run_dir, options.device, result.get("sim"), None if preset == "run" else preset)
     from embodied.runtime.checkpoint import policy_hash
-    from embodied.session.factories import delay_steps, evaluate_policy, load_checkpoint, load_policy
+    from embodied.session import factories
     from embodied.session.kept_episodes import made_with, read_episodes
     from embodied.session.results import filming
     from embodied.session.results.page import flat
 
     if not (run_dir / "checkpoints" / result["checkpoint"]).is_dir():
         raise UserError(f"eval={path} is of checkpoint {result['checkpoint']}, which {run_dir} no longer has")
-    found = load_checkpoint(run_dir, result["checkpoint"])
+    found = factories.load_checkpoint(run_dir, result["checkpoint"])
     if (now := policy_hash(found.path)) != result["checkpoint_sha256"]:
         hashes = f"SHA-256 {now[:12]}..., it was {result['checkpoint_sha256'][:12]}..."
         raise UserError(f"{found.path} has changed since the evaluation: its policy has {hashes}")
-    policy, delay = load_policy(config, found), delay_steps(config, result.get("delay_ms"))
+    policy, spec = factories.load_policy(config, found), factories.make_spec(config)
+    delay = factories.delay_steps(spec, config.max_delay, result.get("delay_ms"))
     before, chosen = read_episodes(path, result["episodes"]), options.episode
     if chosen is not None and chosen >= len(before):
         raise wrong_value("episode", str(chosen), f"0 to {len(before) - 1}")
 
+    plans = factories.evaluation_plans(spec, len(before), result["seed"])
+    if chosen is not None:
+        plans = alone(config, plans, chosen, before[chosen]["env"])
     parts = [result, *([result["other_noise"]] if chosen is None and "other_noise" in result else [])]
     size = f"{len(parts) * len(before)} episodes" if chosen is None else f"episode {chosen}"
     with closing(Line()) as line:
-        again, *others = evaluate_policy(
-            config, policy, len(before), result["seed"], [part["noise"] for part in parts], options.num_threads, delay,
-            line.evaluating(size, "replayed"), True,
-            lambda plans: plans if chosen is None else alone(config, plans, chosen, before[chosen]["env"]),
+        again, *others = factories.evaluate_policy(
+            config, policy, plans, result["seed"], [part["noise"] for part in parts], options.num_threads, delay,
+            line.evaluating(size, "replayed"), keep=True,
         )  # fmt: skip
     was, now = before if chosen is None else [before[chosen]], again.pop("records")
     differing = [row for pair in zip(was, now, strict=True) if (row := difference(*pair))]

@@ -218,20 +218,19 @@ def load_policy(config: RunConfig, found: checkpoint.Checkpoint) -> Policy:
 def evaluate_policy(
     config: RunConfig,
     policy: Policy,
-    episodes: int,
+    plans: EpisodePlans,
     seed: int,
     noises: Sequence[EvalNoise],
     num_threads: int = 0,
     delay: int | None = None,
     watch: Callable[[float], None] = lambda share: None,
     keep: bool = False,
-    choose: Callable[[EpisodePlans], EpisodePlans] = lambda plans: plans,
 ) -> list[dict[str, Any]]:
-    """Evaluate the policy on ``episodes`` fixed initial states, with each of ``noises``; see ``evaluate``.
+    """Evaluate the policy in the episodes of ``evaluation_plans`` for ``seed``, with each of ``noises``.
 
     The policy is moved to the run's device, in evaluation mode. num_threads: 0 is all cores. delay: that of
     ``make_acting_env``. watch: gets the share of all that is done. keep: records of the episodes with the first noise.
-    choose: of the plans.
+    See ``evaluate`` for the results.
     """
 
     def part(i: int) -> Callable[[float], None]:
@@ -239,22 +238,22 @@ def evaluate_policy(
 
     policy.to(acting_device(config)).eval()
     threads.use(num_threads or threads.torch_cores())
-    with closing(make_eval_env(config, episodes, num_threads, delay=delay)) as env:
-        plans = choose(evaluation_plans(env.spec, episodes, seed))
+    with closing(make_eval_env(config, len(plans), num_threads, delay=delay)) as env:
         return [
             evaluate(policy, env, plans, seed, noise, watch=part(i), keep=keep and not i)
             for i, noise in enumerate(noises)
         ]
 
 
-def delay_steps(config: RunConfig, delay_ms: float | None) -> int | None:
+def delay_steps(spec: EnvSpec, max_delay: int, delay_ms: float | None) -> int | None:
     """Return a latency of inference (ms) in control steps; None for None, which is that of training.
 
-    UserError if it is no whole number of control steps, or longer than a policy with ``max_delay`` was trained for.
+    max_delay: largest delay that the policy knows of, control steps; 0 if it knows none, and then any is allowed.
+    UserError if the latency is no whole number of control steps, or longer than ``max_delay``.
     """
     if delay_ms is None:
         return None
-    dt_ms = 1000 * make_spec(config).control_dt_s
+    dt_ms = 1000 * spec.control_dt_s
     steps = round(delay_ms / dt_ms)
     if abs(steps * dt_ms - delay_ms) > 1e-3 * dt_ms:  # the numbers below have six digits
         below = floor(delay_ms / dt_ms)
@@ -262,9 +261,9 @@ def delay_steps(config: RunConfig, delay_ms: float | None) -> int | None:
             f"delay_ms: got {delay_ms:g}, allowed: whole control steps of {dt_ms:g} ms, the nearest "
             f"{below * dt_ms:g} and {(below + 1) * dt_ms:g}; embodied.deploy robot=sim has latency_ms of any length"
         )
-    if config.max_delay and steps > config.max_delay:
+    if max_delay and steps > max_delay:
         raise UserError(
             f"delay_ms: got {delay_ms:g}, which is {steps} control steps, allowed: at most policy.max_delay="
-            f"{config.max_delay}, which is {config.max_delay * dt_ms:g} ms"
+            f"{max_delay}, which is {max_delay * dt_ms:g} ms"
         )
     return steps

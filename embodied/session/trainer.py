@@ -14,7 +14,7 @@ from embodied.core.policy import Policy
 from embodied.runtime.config import EvalNoise
 from embodied.session.command import ending_in_time
 from embodied.session.config import RunConfig
-from embodied.session.factories import evaluate_policy
+from embodied.session.factories import evaluate_policy, evaluation_plans, make_spec
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,9 +122,9 @@ class Trainer(AbstractContextManager["Trainer"], ABC):
         """
         noise = self.config.runtime.eval_noise
         other: EvalNoise = "seeded" if noise == "zero" else "zero"
-        episodes, seed = self.config.eval_episodes, self.config.seed
-        noises = [noise, other]
-        result, with_other = evaluate_policy(self.config, self.policy, episodes, seed, noises, watch=watch, keep=True)
+        config, seed = self.config, self.config.seed
+        plans = evaluation_plans(make_spec(config), config.eval_episodes, seed)
+        result, with_other = evaluate_policy(config, self.policy, plans, seed, [noise, other], watch=watch, keep=True)
         dropped = ("task", "seed", "splits")
         return result | {"other_noise": {key: value for key, value in with_other.items() if key not in dropped}}
 

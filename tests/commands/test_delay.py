@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from embodied import compare, export
 from embodied.report.metrics import read_metrics
 from embodied.runtime import checkpoint
-from tests.commands.helpers import Outcome, run_collect, run_eval, run_train
+from tests.commands.helpers import Outcome, run, run_collect, run_eval, run_train
 
 FLOW = [
     "task=reach", "policy=flow", "runtime=sync", "num_envs=8", "runtime.decisions=4", "device=cpu", "max_staleness=0",
@@ -92,6 +93,19 @@ def test_evaluation_under_a_latency(delayed: tuple[Path, Outcome]) -> None:
     expected = "delay_ms: got 150, which is 3 control steps, allowed: at most policy.max_delay=2, which is 100 ms"
     assert expected in refused.stderr
     assert "delay_ms: got -1" in run_eval(run, "delay_ms=-1").stderr
+
+
+def test_a_comparison_refuses_a_latency_that_a_bundle_does_not_know(
+    delayed: tuple[Path, Outcome], tmp_path: Path
+) -> None:
+    bundle, result = tmp_path / "bundle", tmp_path / "result.json"
+    assert run(export.main, [f"run={delayed[0]}", f"out={bundle}", "episodes=2", "device=cpu"]).code == 0
+    words = [f"policies=[{bundle},{bundle}]", "limit=2", f"out={result}", "device=cpu", "num_threads=1"]
+    refused = run(compare.main, [*words, "delay_ms=300"])
+    assert (refused.code, refused.stdout, result.exists()) == (2, "", False), refused.stderr
+    expected = "delay_ms: got 300, which is 6 control steps, allowed: at most policy.max_delay=2, which is 100 ms"
+    assert expected in refused.stderr.splitlines()[-1]
+    assert run(compare.main, [*words, "delay_ms=100"]).code == 3
 
 
 @pytest.mark.parametrize(("delay_ms", "nearest"), [("74", "50 and 100"), ("100.5", "100 and 150"), ("1", "0 and 50")])

@@ -27,7 +27,15 @@ from embodied.runtime.evaluator import run_episodes
 from embodied.session.config import RunConfig, compose_run, read_acting, resolve, to_mapping
 from embodied.session.deployed.planned import PlannedPolicy, ServerPolicy, read_server_mapping
 from embodied.session.deployed.runners import open_runner
-from embodied.session.factories import acting_device, load_checkpoint, load_policy, make_env, make_spec, with_delays
+from embodied.session.factories import (
+    acting_device,
+    delay_steps,
+    load_checkpoint,
+    load_policy,
+    make_env,
+    make_spec,
+    with_delays,
+)
 from embodied.session.files import CONFIG_FILE
 from embodied.session.kept_episodes import identity
 
@@ -51,8 +59,12 @@ class Entrant:
     """Largest delay of inference that it knows of, control steps."""
     env: VecEnv | None = None
 
-    def enter(self, config: RunConfig, num_envs: int, num_threads: int, delay: int | None) -> VecEnv:
-        """Build the environments of ``config`` for this policy; the caller closes them."""
+    def enter(self, config: RunConfig, num_envs: int, num_threads: int, delay_ms: float | None) -> VecEnv:
+        """Build the environments of ``config`` for this policy; the caller closes them.
+
+        delay_ms: see ``delay_steps``. UserError if the policy does not know such a delay.
+        """
+        delay = delay_steps(self.spec, self.max_delay, delay_ms)
         env = make_env(config, num_envs, num_threads, cameras=self.spec.cameras)
         self.env = with_delays(env, self.policy.execute, self.max_delay, delay)
         self.policy.to(acting_device(config))
