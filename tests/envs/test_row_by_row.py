@@ -102,10 +102,17 @@ def test_stepped_together_it_keeps_the_contract() -> None:
     check_env(lambda num_envs: make("CartPole-v1", num_envs, 30, 2))
 
 
-@pytest.mark.parametrize(("id", "policy"), [("CartPole-v1", "categorical"), ("Hopper-v5", "gaussian")])
-def test_fragments_are_those_of_envs_that_are_stepped_together(id: str, policy: str) -> None:
+@pytest.mark.parametrize(
+    ("id", "policy", "steps", "noise_hold"),
+    [("CartPole-v1", "categorical", 6, 1), ("Hopper-v5", "gaussian", 6, 1), ("Hopper-v5", "gaussian", 16, 4)],
+    ids=["CartPole", "Hopper", "Hopper falls while noise is held"],
+)
+def test_fragments_are_those_of_envs_that_are_stepped_together(
+    id: str, policy: str, steps: int, noise_hold: int
+) -> None:
     """Up to rounding, because a matrix product may round differently in another batch."""
-    fragments = [list(sampled(make(id, N, 6, batch_size), policy)) for batch_size in (3, None)]
+    fragments = [list(sampled(make(id, N, steps, batch_size), policy, noise_hold)) for batch_size in (3, None)]
+    assert any(fragment.terminated_TN.any() for fragment in fragments[0]) == (noise_hold > 1)
     for apart, together in zip(*fragments, strict=True):
         for key in ("obs", "last_obs"):
             torch.testing.assert_close(getattr(apart, key), getattr(together, key), atol=1e-4, rtol=1e-4)
@@ -120,7 +127,7 @@ def test_fragments_are_those_of_envs_that_are_stepped_together(id: str, policy: 
         assert sorted(apart.episodes.env_id_M.tolist()) == sorted(together.episodes.env_id_M.tolist())
 
 
-def sampled(env: EnvpoolEnv, policy: str) -> Iterator[Fragment]:
+def sampled(env: EnvpoolEnv, policy: str, noise_hold: int) -> Iterator[Fragment]:
     """Yield three fragments of an env."""
     torch.manual_seed(0)
     entry = POLICIES[policy]
@@ -128,7 +135,7 @@ def sampled(env: EnvpoolEnv, policy: str) -> Iterator[Fragment]:
     store = WeightStore()
     store.publish(0, actor.state_dict())
     server = ActorServer(actor, store, torch.device("cpu"), merge=True)
-    worker = EnvWorker([(env, make_sampler(env))], 0, 9, actor.execute, actor.noise_shape, seed=1)
+    worker = EnvWorker([(env, make_sampler(env))], 0, 9, actor.execute, actor.noise_shape, 1, noise_hold=noise_hold)
     for sequence in range(3):
         result: ActRequest | Fragment = worker.start(Ticket(sequence, 0, 0, 0))
         while isinstance(result, ActRequest):

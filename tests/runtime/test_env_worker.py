@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -72,6 +74,19 @@ def test_an_env_stops_holding_its_noise_once_an_episode_of_it_ended_early_and_a_
     (resumed,) = EnvWorker([make_env(60)], 0, T, 2, server.policy.noise_shape, SEED, noise_hold=3).rollouts
     resumed.load_state_dict(rollout.state_dict())
     assert torch.equal(resumed._holding_N, holding)
+
+
+def test_noise_that_is_drawn_ahead_is_held_by_the_same_envs() -> None:
+    """As beside a simulator on a GPU; a resumed run has nothing that was drawn ahead."""
+    server, _ = make_server()
+    workers = [EnvWorker([make_env(60)], 0, T, 2, server.policy.noise_shape, SEED, noise_hold=3) for _ in range(2)]
+    workers[0].rollouts[0]._drawer = ThreadPoolExecutor(1)
+    ended = torch.zeros(N, dtype=torch.bool)
+    for sequence in range(40):
+        drawn, later = (sample(worker, server, sequence) for worker in workers)
+        ended |= drawn.terminated_TN.any(0)
+        assert torch.equal(drawn.chain, later.chain)
+    assert ended[3::4].any()
 
 
 def test_two_fragments_match_a_rollout_by_hand() -> None:

@@ -35,6 +35,10 @@ HOLDING = 4  # every fourth env of a group holds its noise, until an episode of 
 HELD_DRAWS = 128  # of held noise, after which no env holds it
 
 
+Noise = tuple[Tensor, Tensor]
+"""Noise of a decision, [N, ...]: of envs that draw it anew and of those that hold theirs."""
+
+
 @dataclass(eq=False)
 class GroupRollout:
     """Progress of one group: its env, sampler, noise, latest observations and the fragment in the making."""
@@ -58,7 +62,7 @@ class GroupRollout:
         self._holding_N = torch.arange(1, self.env.num_envs + 1) % HOLDING == 0  # envs that hold their noise
         # beside a simulator on a GPU the CPU is idle: it draws the next noise during a step
         self._drawer = ThreadPoolExecutor(1) if self.env.device.type == "cuda" else None
-        self._ahead: Future[Tensor] | None = None  # noise of decision ``_drawn``
+        self._ahead: Future[Noise] | None = None  # of decision ``_drawn``
         self._checked = False  # whether a step in which episodes ended has passed ``check_timestep``
         self._env_N = torch.arange(self.env.num_envs)
         self._ends: list[tuple[Tensor, Obs]] = []  # decision and env of ends [M, 2], last observations; see ``_ended``
@@ -142,20 +146,28 @@ class GroupRollout:
         It is a function of the group's key and of the number of the decision. Generator: Philox (Salmon et al. 2011).
         Its key has 128 bits. A generator of torch uses 32 bits of its seed on the CPU, so some groups would be alike.
         """
-        noise_N = self._noise(self._drawn, self._holding_N) if self._ahead is None else self._ahead.result()
+        return self._chosen(self._next_noise(), self._env_N)
+
+    def _next_noise(self) -> Noise:
+        noise = self._noise(self._drawn) if self._ahead is None else self._ahead.result()
         self._drawn += 1
         if self._drawer is not None:
-            self._ahead = self._drawer.submit(self._noise, self._drawn, self._holding_N.clone())
-        return noise_N
+            self._ahead = self._drawer.submit(self._noise, self._drawn)
+        return noise
 
-    def _noise(self, number: int, holding_N: Tensor) -> Tensor:
-        """Return the noise of a decision of the group."""
-        noise_N = self._normals(number << 128)
-        if 1 < self.noise_hold and number < HELD_DRAWS * self.noise_hold:
-            # 64 bits of a counter are enough for the numbers of a draw
-            held_N = self._normals((number // self.noise_hold << 128) + (1 << 64))
-            noise_N[holding_N] = held_N[holding_N]
-        return noise_N
+    def _noise(self, number: int) -> Noise:
+        """Return the noise of a decision of the group, before it is known which envs hold theirs."""
+        fresh_N = self._normals(number << 128)
+        if self.noise_hold == 1 or number >= HELD_DRAWS * self.noise_hold:
+            return fresh_N, fresh_N
+        # 64 bits of a counter are enough for the numbers of a draw
+        return fresh_N, self._normals((number // self.noise_hold << 128) + (1 << 64))
+
+    def _chosen(self, noise: Noise, env_N: Tensor) -> Tensor:
+        """Return the noise of envs ``env_N`` with that of those that hold theirs now."""
+        fresh_N, held_N = noise
+        holding_N = self._holding_N[env_N].view(-1, *[1] * len(self.noise_shape))
+        return fresh_N if fresh_N is held_N else torch.where(holding_N, held_N, fresh_N)
 
     def _normals(self, counter: int) -> Tensor:
         generator = np.random.Generator(np.random.Philox(key=self._noise_key, counter=counter))
@@ -209,7 +221,8 @@ class RowRollout(GroupRollout):
     """
 
     def start(self, ticket: Ticket) -> ActRequest:
-        self._noise_TN = torch.stack([self.draw_noise() for _ in range(self.decisions)])
+        fresh_TN, held_TN = zip(*(self._next_noise() for _ in range(self.decisions)), strict=True)
+        self._noise_TN = torch.stack(fresh_TN), torch.stack(held_TN)
         self._t_N = torch.zeros(self.env.num_envs, dtype=torch.int64)  # decisions that each row has made
         self._asked = self._env_N  # rows of the latest request; none if it is for the values of all
         self._under_way = 0  # rows in the simulator
@@ -222,7 +235,9 @@ class RowRollout(GroupRollout):
     def _inputs(self) -> tuple[Obs, Tensor | None]:
         if not len(self._asked):
             return self.obs, None
-        return {key: value[self._asked] for key, value in self.obs.items()}, self._noise_TN[self._at]
+        fresh_TN, held_TN = self._noise_TN
+        noise = self._chosen((fresh_TN[self._at], held_TN[self._at]), self._asked)
+        return {key: value[self._asked] for key, value in self.obs.items()}, noise
 
     def _step(self, action_NEA: Tensor) -> None:
         """Step the rows that were asked for, and wait until rows need a decision or all have made theirs."""
