@@ -49,7 +49,6 @@ class ImitationTrainer(SupervisedTrainer):
         self.validation_frames = frames[:: -(-len(frames) // VALIDATION_CHUNKS)]
         if new and config.init is None:
             self.algorithm.fit_normalizer({"state": self.data.state_FS[self.frames]})
-            self.kept = self.algorithm.weights()
 
     def announcement(self) -> str:
         plan = (

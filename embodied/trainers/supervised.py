@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
+from torch import Tensor
 
 from embodied.algos.supervised import Supervised
 from embodied.core.clock import running_s
@@ -48,8 +49,8 @@ class SupervisedTrainer(Trainer):
         policy.to(resolve_device(config.runtime.device))
         self.algorithm = factories.make_algorithm(config, policy)
         self.patience: int | None = None
-        self.kept = self.algorithm.weights()
         self.kept_loss, self.kept_update = math.inf, 0
+        self._best: Mapping[str, Tensor] | None = None  # with patience: weights of ``kept_loss``, once it is measured
         self.opened = ExitStack()
 
     @abstractmethod
@@ -63,6 +64,11 @@ class SupervisedTrainer(Trainer):
     @property
     def policy(self) -> Policy:
         return self.algorithm.policy
+
+    @property
+    def kept(self) -> Mapping[str, Tensor]:
+        """The weights to keep, on the CPU."""
+        return self.algorithm.weights() if self._best is None else self._best
 
     @property
     def iteration(self) -> int:
@@ -85,7 +91,8 @@ class SupervisedTrainer(Trainer):
             rate = (algorithm.updates - first) / (running_s() - began)
             loss, metrics = self.validate()
             if loss < self.kept_loss or self.patience is None:
-                self.kept, self.kept_loss, self.kept_update = algorithm.weights(), loss, algorithm.updates
+                self.kept_loss, self.kept_update = loss, algorithm.updates
+                self._best = None if self.patience is None else algorithm.weights()
             row = {"perf/updates_per_s": rate, self.loss_name: sum(losses) / len(losses), "train/validation_loss": loss}
             losses.clear()
             waited, note = (algorithm.updates - self.kept_update) // every, None
@@ -94,17 +101,16 @@ class SupervisedTrainer(Trainer):
             yield Report(row | metrics, note=note)
 
     def state_dict(self) -> dict[str, Any]:
-        self._keep_newest()
         kept = {"loss": self.kept_loss, "update": self.kept_update}
         return {"policy": self.kept, "algorithm": self.algorithm.state_dict(), "kept": kept}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.algorithm.load_state_dict(state["algorithm"])
-        self.kept, self.kept_loss = dict(state["policy"]), float(state["kept"]["loss"])
-        self.kept_update = int(state["kept"]["update"])
+        self.kept_loss, self.kept_update = float(state["kept"]["loss"]), int(state["kept"]["update"])
+        self._best = None if self.patience is None else dict(state["policy"])
 
     def finish(self) -> None:
-        self._keep_newest()
+        super().finish()
         self.policy.cpu().load_state_dict(self.kept)
 
     def result(self) -> dict[str, Any]:
@@ -127,8 +133,3 @@ class SupervisedTrainer(Trainer):
         sampler = factories.make_sampler(self.config, pool.spec, pool.num_envs, seed)
         scenes = render_scenes(LabeledPool(pool, sampler, masks=masks), self.policy.execute, seed)
         return SceneDataset(map(keep, scenes), capacity=capacity, reuse=reuse)
-
-    def _keep_newest(self) -> None:
-        """Keep the newest average, unless ``patience`` keeps the best."""
-        if self.patience is None:
-            self.kept, self.kept_update = self.algorithm.weights(), self.algorithm.updates

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -73,3 +75,31 @@ def test_the_last_action_of_an_episode_is_learned_whatever_the_horizon(options: 
         trainer.finish()
         demonstrated, planned = last_actions(trainer)
     torch.testing.assert_close(planned, demonstrated, atol=0.4, rtol=0)
+
+
+@pytest.mark.parametrize("patience", [None, 2])
+def test_the_last_average_is_kept_or_with_patience_the_best_one(patience: int | None, tmp_path: Path) -> None:
+    words = {"task": "reach", "policy": "gaussian", "algo": "sft", "device": "cpu", "algo.batch_size": 8}
+    words |= {"algo.updates": 12, "algo.validate_every": 2, "algo.patience": patience, "data": str(tmp_path / "set")}
+    run = compose_run(words)
+    spec = factories.make_spec(run)
+    write(tmp_path / "set", [sorted_at_the_end(spec, sign) for sign in (1, -1, 1)], spec)
+    losses = iter([3.0, 1.0, 2.0, 2.0, 2.0, 2.0])
+    averages, states = [], []
+    with ImitationTrainer(run, tmp_path / "run", new=True) as trainer:
+        trainer.validate = lambda: (next(losses), {})  # type: ignore[method-assign]
+        for _ in trainer.iterations(threading.Event(), math.inf):
+            averages.append(trainer.algorithm.weights())
+            states.append(trainer.state_dict())
+        trainer.finish()
+        finished = trainer.policy.state_dict()
+    assert len(averages) == (6 if patience is None else 4)
+    best = averages[-1 if patience is None else 1]
+    for name, weight in best.items():
+        assert torch.equal(weight, finished[name])
+        assert torch.equal(weight, states[-1]["policy"][name])
+    with ImitationTrainer(run, tmp_path / "run", new=True) as resumed:
+        resumed.load_state_dict(states[-1])
+        again = resumed.state_dict()
+    assert again["kept"] == states[-1]["kept"]
+    assert all(torch.equal(weight, again["policy"][name]) for name, weight in best.items())

@@ -70,5 +70,9 @@ def test_grounding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with GroundingTrainer(config, tmp_path, new=True) as trainer:
         first = trainer.scenes.rows("state")["state"][: config.num_envs]
         distance_MN = torch.cdist(trainer.validation["state"][:4].double(), first.double())
+        closed: list[bool] = []
+        trainer.opened.callback(closed.append, True)
+        trainer.finish()
+        assert closed, "the envs of the scenes are still there while the policy is evaluated"
     assert len(first) == 6
     assert (distance_MN > 1e-3).all(), "a scene that is validated on is trained on"
