@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import register_dataclass
 
 from embodied.core.episodes import EpisodeStats
 from embodied.core.policy import Policy
@@ -50,11 +51,6 @@ class Batch:
         """Return one of COLUMNS, [B]."""
         return self.columns[self.COLUMNS.index(name)]
 
-    @property
-    def parts(self) -> tuple[Any, ...]:
-        """The arguments that make this batch."""
-        return tuple(getattr(self, field.name) for field in fields(self))
-
     def select(self, index: Tensor) -> Batch:
         """Return the decisions ``index``, int64 [n]."""
         return Batch(
@@ -65,6 +61,9 @@ class Batch:
             reference=None if self.reference is None else self.reference.index_select(0, index),
             reduced_BR=None if self.reduced_BR is None else self.reduced_BR.index_select(0, index),
         )
+
+
+register_dataclass(Batch)  # its tensors are arguments of recorded kernels
 
 
 def merge_fragments(fragments: Sequence[Fragment]) -> Fragment:

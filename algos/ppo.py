@@ -150,17 +150,17 @@ class PPO(Algorithm):
         log_rho_TN: log of proximal / behaviour. With V-trace the advantages contain its importance weight.
         """
         config = self.config
+        weight_TN = None
         if config.correction == "vtrace":
-            weight_TN = log_rho_TN.exp().clamp(max=config.rho_bar)
-            advantage_TN, return_TN = returns.vtrace(
+            advantage_TN, return_TN, weight_TN = returns.vtrace(
                 fragment, log_rho_TN, config.gamma, config.gae_lambda, config.rho_bar, config.c_bar
             )
         else:
-            weight_TN = torch.ones_like(log_rho_TN)
             advantage_TN, return_TN = returns.gae(fragment, config.gamma, config.gae_lambda)
         if config.normalize_advantage:
-            # Subtract the mean before weighting: subtracted afterwards, it would bias the gradient.
-            advantage_TN = weight_TN * returns.normalize(advantage_TN / weight_TN, valid_TN, self.learners)
+            advantage_TN = returns.normalize(advantage_TN, valid_TN, self.learners)
+        if weight_TN is not None:  # after the mean was subtracted: before, that would bias the gradient
+            advantage_TN = weight_TN * advantage_TN
         return advantage_TN, return_TN, valid_TN
 
     # -- epochs --------------------------------------------------------------------------------------------------------
@@ -180,7 +180,7 @@ class PPO(Algorithm):
             for index in order.tensor_split(num_minibatches):
                 minibatch = batch.select(index)
                 statistics, is_measured, log_ratio_B, log_prob_B = step(
-                    warming, may_adapt[int(first is not None)], *minibatch.parts
+                    warming, may_adapt[int(first is not None)], minibatch
                 )
                 if first is None:  # before any step
                     counted_B = minibatch.column("weight") > 0
@@ -205,18 +205,18 @@ class PPO(Algorithm):
         self._differentiate = Recorded(self._gradients, self.device, self, self.policy)
         self._step = Recorded(self._one_step, self.device, self, self.policy)
 
-    def _one_step(self, warming: bool, adapts: Tensor, *parts: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Adapt the learning rate to the KL of a minibatch (``Batch.parts``) if ``adapts``, and step the optimiser.
+    def _one_step(self, warming: bool, adapts: Tensor, batch: Batch) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Adapt the learning rate to the KL of a minibatch if ``adapts``, and step the optimiser.
 
         Returns statistics with the norm of the gradient, whether the KL was measured, log-ratios, log-probabilities.
         """
         groups = self.optimizer.param_groups  # the actor, and the critic where it has its own rate
         trained = [parameter for group in groups for parameter in group["params"]]
         differentiate = self._gradients if self.learners.size == 1 else self._differentiate
-        statistics, log_ratio_B, log_prob_B, gradients = differentiate(*parts)
+        statistics, log_ratio_B, log_prob_B, gradients = differentiate(batch)
         for parameter, gradient in zip(trained, gradients, strict=True):
             parameter.grad = gradient
-        weight_B, kl_weight_B = map(Batch(*parts).column, ("weight", "kl_weight"))
+        weight_B, kl_weight_B = map(batch.column, ("weight", "kl_weight"))
         statistics, is_measured = sharing.reduce_step(trained, statistics, weight_B, kl_weight_B, self.learners)
         adapt_learning_rate(self.optimizer, statistics[losses.KL], adapts & is_measured, self._share_left, self.config)
         if warming:
@@ -228,9 +228,9 @@ class PPO(Algorithm):
         norm = norms[0] if moves else statistics.new_zeros(())  # torch's is on the CPU then
         return torch.cat([statistics, norm[None]]), is_measured, log_ratio_B, log_prob_B
 
-    def _gradients(self, *parts: Any) -> tuple[Tensor, Tensor, Tensor, list[Tensor | None]]:
-        """Return what ``loss`` tells of a minibatch (``Batch.parts``), and the gradients of the trained parameters."""
-        loss = self.loss(Batch(*parts))
+    def _gradients(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor, list[Tensor | None]]:
+        """Return what ``loss`` tells of a minibatch, and the gradients of the trained parameters."""
+        loss = self.loss(batch)
         self.optimizer.zero_grad(set_to_none=True)
         torch.autograd.backward(loss.total)
         trained = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
@@ -240,24 +240,9 @@ class PPO(Algorithm):
     def loss(self, batch: Batch) -> losses.MinibatchLoss:
         """Return the differentiable loss of a minibatch under the current weights, with its statistics."""
         config = self.config
-        behaviour_B, proximal_B, alpha_B, advantage_B, return_B, value_B, weight_B, _ = batch.columns
+        return_B, value_B, weight_B = map(batch.column, ("return", "value", "weight"))
         now = self.policy.evaluate(batch.obs, batch.chain)
-        if config.proximal == "interpolate":
-            proximal_B = losses.interpolate_proximal(now.log_prob_B, behaviour_B, alpha_B)
-        reduced_BR, reduced_scale = losses.reduce_log_prob(now, config.reduction)
-        reduced_ratio_BR = None if batch.reduced_BR is None else losses.log_ratio(reduced_BR, batch.reduced_BR)
-        term = losses.policy_term(
-            config.correction,
-            now.log_prob_B,
-            behaviour_B,
-            proximal_B,
-            advantage_B,
-            reduced_ratio_BR=reduced_ratio_BR,
-            reduced_scale=reduced_scale,
-            clip_range=config.clip_range * math.sqrt(now.scored_share),
-            dual_clip=config.dual_clip,
-            behaviour_cap=config.behaviour_cap,
-        )
+        term = self.policy_term(batch, now)
         huber_delta = config.huber_delta if config.value_loss == "huber" else None
         error_B = losses.value_error(now.value_B, value_B, return_B, config.value_clip, huber_delta)
         policy_loss = -losses.masked_mean(term.objective_B, weight_B)
@@ -274,6 +259,36 @@ class PPO(Algorithm):
             clipped = losses.valid_mean(term.clipped_B, weight_B)
             statistics = torch.stack([policy_loss, value_loss, kl, clipped, entropy])
         return losses.MinibatchLoss(total, statistics, term.log_ratio_B.detach(), now.log_prob_B.detach())
+
+    def policy_term(self, batch: Batch, now: Evaluation) -> losses.PolicyTerm:
+        """Return the policy's part of the loss; ``loss`` adds the rest. now: under the current weights.
+
+        An algorithm with another objective overrides this alone (docs/extending/algorithm.md).
+        """
+        config = self.config
+        behaviour_B, proximal_B, alpha_B, advantage_B = map(
+            batch.column, ("behaviour", "proximal", "alpha", "advantage")
+        )
+        if config.proximal == "interpolate":
+            proximal_B = losses.interpolate_proximal(now.log_prob_B, behaviour_B, alpha_B)
+        reduced_BR, reduced_scale = losses.reduce_log_prob(now, config.reduction)
+        reduced_ratio_BR = None if batch.reduced_BR is None else losses.log_ratio(reduced_BR, batch.reduced_BR)
+        return losses.policy_term(
+            config.correction,
+            now.log_prob_B,
+            behaviour_B,
+            proximal_B,
+            advantage_B,
+            reduced_ratio_BR=reduced_ratio_BR,
+            reduced_scale=reduced_scale,
+            clip_range=self.clip_range(now),
+            dual_clip=config.dual_clip,
+            behaviour_cap=config.behaviour_cap,
+        )
+
+    def clip_range(self, now: Evaluation) -> float:
+        """Return ``clip_range`` for the share of the transitions that the ratio contains."""
+        return self.config.clip_range * math.sqrt(now.scored_share)
 
     def trust_region_kl(self, batch: Batch, now: Evaluation) -> Tensor:
         """Return the mean KL(policy at the start of the update || current policy) of a decision, nats, a scalar.

@@ -49,16 +49,16 @@ def gae(fragment: Fragment, gamma: float, gae_lambda: float) -> tuple[Tensor, Te
 
 def vtrace(
     fragment: Fragment, log_rho_TN: Tensor, gamma: float, gae_lambda: float, rho_bar: float, c_bar: float
-) -> tuple[Tensor, Tensor]:
-    """Return advantage_TN and value target vs_TN by V-trace with lambda (IMPALA, Espeholt et al. 2018).
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return advantage_TN, value target vs_TN and rho_TN by V-trace with lambda (IMPALA, Espeholt et al. 2018).
 
     log_rho_TN: log(pi / behaviour) of each decision. With rho = min(rho_bar, e^log_rho), c = min(c_bar, e^log_rho):
 
         vs_t - V_t = rho_t * delta_t + (gamma lambda)^n c_t (vs_{t+1} - V_{t+1})
-        A_t        = rho_t * (delta_t + (gamma lambda)^n (vs_{t+1} - V_{t+1}))
+        A_t        = delta_t + (gamma lambda)^n (vs_{t+1} - V_{t+1})
 
     A_t mixes vs and V of the next state by lambda (as rlax does), so that with rho = c = 1 both equal GAE(lambda) for
-    every lambda. The advantage contains its importance weight: the ratio of the loss must not repeat it.
+    every lambda. The objective of a decision is rho_t A_t, and the ratio of the loss must not repeat this weight.
     """
     weight_TN = log_rho_TN.exp()
     rho_TN = weight_TN.clamp(max=rho_bar)
@@ -66,7 +66,7 @@ def vtrace(
     trace_TN = _trace(fragment, gamma, gae_lambda)
     correction_TN = _accumulate(rho_TN * delta_TN, trace_TN * weight_TN.clamp(max=c_bar))
     following_TN = torch.cat([correction_TN[1:], torch.zeros_like(correction_TN[:1])])
-    return rho_TN * (delta_TN + trace_TN * following_TN), correction_TN + fragment.value_TN
+    return delta_TN + trace_TN * following_TN, correction_TN + fragment.value_TN, rho_TN
 
 
 def normalize(advantage_TN: Tensor, valid_TN: Tensor, group: ProcessGroup = SINGLE_PROCESS) -> Tensor:

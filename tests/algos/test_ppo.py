@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from embodied.algos import ALGORITHMS
 from embodied.algos.batch import Batch
@@ -36,6 +37,15 @@ def ppo(policy: TinyPolicy, *, seed: int = 0, **options: Any) -> PPO:
 
 def parameters(policy: TinyPolicy) -> Tensor:
     return torch.cat([p.detach().flatten() for p in policy.parameters()]).clone()
+
+
+def test_the_tensors_of_a_batch_are_arguments_of_recorded_kernels() -> None:
+    batch = Batch({"state": torch.ones(2, 3)}, torch.ones(2, 1), torch.ones(8, 2), torch.ones(2), None, torch.ones(2))
+    leaves, structure = tree_flatten(((False, batch), {}))
+    assert sum(isinstance(leaf, Tensor) for leaf in leaves) == 5
+    (_, again), _ = tree_unflatten(leaves, structure)
+    assert again.obs["state"] is batch.obs["state"]
+    assert again.reference is None
 
 
 class Recorder(TinyPolicy):

@@ -163,24 +163,26 @@ def test_vtrace_by_hand() -> None:
     # gamma .5, lambda 1. weights e^log_rho = (2, .5), rho_bar = 1.5, c_bar = 1: rho = (1.5, .5), c = (1, .5).
     # delta_1 = 2 + .5*4 - 1 = 3; delta_0 = 1 + .5*1 - 0 = 1.5.
     # vs_1 - V_1 = .5*3 = 1.5; vs_0 - V_0 = 1.5*1.5 + .5*1*1.5 = 3.
-    # A_1 = .5*3 = 1.5; A_0 = 1.5*(1 + .5*(1 + 1.5) - 0) = 3.375.
+    # A_1 = 3; A_0 = 1 + .5*(1 + 1.5) - 0 = 2.25.
     data = fragment(column(1, 2)[..., None], column(0, 1), bootstrap=4.0)
-    advantage, target = vtrace(data, column(2, 0.5).log(), 0.5, 1.0, rho_bar=1.5, c_bar=1.0)
+    advantage, target, rho = vtrace(data, column(2, 0.5).log(), 0.5, 1.0, rho_bar=1.5, c_bar=1.0)
     torch.testing.assert_close(target, column(3, 2.5))
-    torch.testing.assert_close(advantage, column(3.375, 1.5))
+    torch.testing.assert_close(advantage, column(2.25, 3))
+    torch.testing.assert_close(rho, column(1.5, 0.5))
 
 
 @pytest.mark.parametrize("gae_lambda", [0.0, 0.9, 1.0])
 def test_vtrace_on_fresh_data_is_gae(gae_lambda: float) -> None:
     data = random_fragment(seed=5)
-    got = vtrace(data, torch.zeros_like(data.value_TN), 0.97, gae_lambda, rho_bar=1.0, c_bar=1.0)
-    torch.testing.assert_close(got, gae(data, 0.97, gae_lambda))
+    *got, rho = vtrace(data, torch.zeros_like(data.value_TN), 0.97, gae_lambda, rho_bar=1.0, c_bar=1.0)
+    torch.testing.assert_close(rho, torch.ones_like(rho))
+    torch.testing.assert_close(tuple(got), gae(data, 0.97, gae_lambda))
 
 
 def test_vtrace_learns_nothing_from_decisions_that_the_policy_would_never_take() -> None:
     data = random_fragment(seed=6)
-    advantage, target = vtrace(data, torch.full_like(data.value_TN, -40.0), 0.97, 0.95, rho_bar=1.0, c_bar=1.0)
-    torch.testing.assert_close(advantage, torch.zeros_like(advantage))
+    advantage, target, rho = vtrace(data, torch.full_like(data.value_TN, -40.0), 0.97, 0.95, rho_bar=1.0, c_bar=1.0)
+    torch.testing.assert_close(rho * advantage, torch.zeros_like(advantage))
     torch.testing.assert_close(target, data.value_TN)
 
 
