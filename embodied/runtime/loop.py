@@ -26,7 +26,7 @@ from embodied.runtime.channel import Channel, Closed
 from embodied.runtime.evaluator import Evaluator, rollout_metrics
 from embodied.runtime.ledger import Ledger
 from embodied.runtime.recipe import Recipe
-from embodied.runtime.threads import ThreadGroup
+from embodied.runtime.threads import ThreadBudget, ThreadGroup
 from embodied.runtime.watch import Histograms, Meter, Totals, Trace, Track
 
 
@@ -89,9 +89,10 @@ class Runtime(AbstractContextManager["Runtime"], ABC):
     spec: EnvSpec
     learner: LearnerPart
     evaluator: Evaluator
+    budget: ThreadBudget
 
     def __init__(self, recipe: Recipe) -> None:
-        self.config, self.budget, self.groups = recipe.config, recipe.budget, recipe.groups
+        self.config, self.groups = recipe.config, recipe.groups
         self.ledger = Ledger(len(self.groups), self.config.max_staleness)  # a batch has a fragment of each group
         self.channel = Channel(len(self.groups), self.config.max_staleness, self.config.order)
         self.threads = ThreadGroup(self.config.watchdog_s, self._end_waits)  # empty if parts are not in threads

@@ -25,7 +25,7 @@ from embodied.runtime.collecting.env_worker import EnvWorker
 from embodied.runtime.config import RuntimeConfig
 from embodied.runtime.evaluator import MAX_EVAL_ENVS, Evaluator
 from embodied.runtime.learner import Relabel
-from embodied.runtime.threads import ThreadGroup
+from embodied.runtime.threads import ThreadBudget, ThreadGroup
 
 EnvFactory = Callable[[int, int], VecEnv]
 """(num_envs, num_threads) -> VecEnv"""
@@ -66,8 +66,6 @@ class Recipe:
 
     device: torch.device = field(init=False)
     """Of actor servers and learner. Those of Ray resolve a CUDA device where they run."""
-    budget: threads.ThreadBudget = field(init=False)
-    """Threads of each part, on the cores of that process."""
     sizes: list[list[int]] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -75,12 +73,11 @@ class Recipe:
         if self.num_envs < 1:
             raise UserError(f"num_envs: got {self.num_envs}, allowed: at least 1")
         self.device = device_of(config)
-        self.budget = threads.plan(config, self.device)
         groups_of_worker = config.groups_of_worker(self.device.type == "cuda", self.envs_on_gpu)
         self.sizes = group_sizes(self.num_envs, config.num_env_workers, groups_of_worker)
 
-    def budget_of(self, policy: Policy, spec: EnvSpec) -> threads.ThreadBudget:
-        """Return the threads of each part, on the cores of this process, for a policy whose size is known."""
+    def budget_of(self, policy: Policy, spec: EnvSpec) -> ThreadBudget:
+        """Return the threads of each part, on the cores of this process."""
         return threads.plan(self.config, self.device, small=threads.is_small(policy, spec))
 
     @property
@@ -121,13 +118,12 @@ class Recipe:
         torch.manual_seed(self.seed)
         return self.make_policy(spec)
 
-    def evaluator(self, policy: Policy, spec: EnvSpec, group: ThreadGroup) -> Evaluator:
+    def evaluator(self, policy: Policy, spec: EnvSpec, budget: ThreadBudget, group: ThreadGroup) -> Evaluator:
         """Build the evaluator. policy: a copy that no other part uses. group: of its thread, if it has one."""
-        config, num_threads = self.config, self.budget.evaluator
-        plans = partial(self.eval_plans, spec)
-        make_env = partial(self.make_eval_env, min(config.eval_episodes, MAX_EVAL_ENVS), num_threads)
-        beside = group if config.overlaps else None
-        return Evaluator(policy, make_env, plans, config, num_threads, self.confirm_at, beside)
+        config, plans = self.config, partial(self.eval_plans, spec)
+        beside, sim_threads = (group, 1) if config.overlaps else (None, budget.sim)
+        make_env = partial(self.make_eval_env, min(config.eval_episodes, MAX_EVAL_ENVS), sim_threads)
+        return Evaluator(policy, make_env, plans, config, budget.evaluator, self.confirm_at, beside)
 
 
 def device_of(config: RuntimeConfig) -> torch.device:

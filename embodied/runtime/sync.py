@@ -31,7 +31,7 @@ class OneProcess(Runtime):
         with ExitStack() as opened:  # closes the envs if anything is refused
             envs: list[list[VecEnv]] = []
             for worker in range(len(recipe.sizes)):
-                envs.append(recipe.open_envs(worker, self.budget.sim))
+                envs.append(recipe.open_envs(worker, threads.sim_threads(self.config)))
                 for env in envs[-1]:
                     opened.callback(env.close)
             self.spec, to = envs[0][0].spec, recipe.device
@@ -44,7 +44,7 @@ class OneProcess(Runtime):
                 for groups in envs
                 for env in groups
             )
-            self.evaluator = recipe.evaluator(evaluated, self.spec, self.threads)
+            self.evaluator = recipe.evaluator(evaluated, self.spec, self.budget, self.threads)
             opened.callback(self.evaluator.close)
             shape, device = (policy.execute, policy.noise_shape), to if resident else CPU
             self.workers = [recipe.env_worker(i, groups, *shape, device=device) for i, groups in enumerate(envs)]

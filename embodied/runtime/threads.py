@@ -50,6 +50,11 @@ def is_small(policy: Policy, spec: EnvSpec) -> bool:
     return not spec.cameras and sum(weight.numel() for weight in policy.parameters()) < SMALL
 
 
+def sim_threads(config: RuntimeConfig, cores: int | None = None) -> int:
+    """Return the threads of a worker's VecEnvs, which do not depend on the policy. cores: see ``plan``."""
+    return config.sim_threads or max(1, (cores or available_cores()) // config.num_env_workers)
+
+
 def plan(config: RuntimeConfig, device: torch.device, cores: int | None = None, small: bool = False) -> ThreadBudget:
     """Return the budget of a run; numbers in the config take precedence. cores: None is all of this process.
 
@@ -62,7 +67,7 @@ def plan(config: RuntimeConfig, device: torch.device, cores: int | None = None, 
     learner = 1 if on_gpu else min(most, max(1, cores // 2)) if overlapping else most
     actor = 1 if on_gpu else min(most, max(1, cores // 4)) if overlapping else most
     return ThreadBudget(
-        sim=config.sim_threads or max(1, cores // config.num_env_workers),
+        sim=sim_threads(config, cores),
         actor=config.actor_threads or actor,
         learner=config.learner_threads or learner,
         learner_alone=config.learner_threads or (1 if on_gpu else most),

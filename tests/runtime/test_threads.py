@@ -14,6 +14,8 @@ from embodied.runtime import threads
 from embodied.runtime.config import LocalConfig, RuntimeConfig
 from embodied.runtime.ray.config import RayConfig
 from embodied.runtime.recipe import group_sizes
+from tests.runtime.builders import build
+from tests.runtime.point_env import PointEnv
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
@@ -62,6 +64,25 @@ def test_a_small_network_has_few_threads(cores: int, learner: int) -> None:
     assert (budget.sim, budget.actor, budget.learner) == (cores, max(1, min(2, cores // 4)), learner)
     assert budget.learner_alone == min(2, cores)
     assert threads.plan(LocalConfig(learner_threads=7), CPU, cores=cores, small=True).learner == 7
+
+
+@pytest.mark.parametrize(("name", "most", "simulated"), [("sync", 2, 16), ("local", 1, 1)])
+def test_a_small_network_is_evaluated_with_few_threads_and_simulated_with_all(
+    name: str, most: int, simulated: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On 16 cores. Beside training an evaluation has one of each."""
+    monkeypatch.setattr(threads, "available_cores", lambda: 16)
+    given: list[int] = []
+
+    def make_eval_env(num_envs: int, num_threads: int) -> PointEnv:
+        given.append(num_threads)
+        return PointEnv(num_envs)
+
+    none = {"sim_threads": 0, "actor_threads": 0, "learner_threads": 0}
+    with build(name=name, make_eval_env=make_eval_env, **none) as runtime:
+        assert runtime.evaluator.num_threads == most
+        runtime.evaluator.make_env().close()
+    assert given == [simulated]
 
 
 def test_overrides_win_and_a_gpu_needs_one_thread() -> None:
