@@ -76,8 +76,7 @@ class CategoricalPolicy(ActorCritic):
         choice = _choose(log_probs, noise)
         log_prob = _of_choice(log_probs, choice)[:, : self.execute].sum((1, 2))
         value = self.state_value(inputs, obs)
-        version = torch.full(value.shape, -1, dtype=torch.int64, device=value.device)
-        return PolicySample(choice, log_prob, value, choice.float().unsqueeze(1), version)
+        return PolicySample(choice, log_prob, value, choice.float().unsqueeze(1))
 
     def evaluate(self, obs: Obs, chain: Tensor) -> Evaluation:
         """Return log-probability and entropy of the executed choices, and the value; chain: [B, 1, H, A]."""

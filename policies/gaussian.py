@@ -56,8 +56,7 @@ class GaussianChunk(ActorCritic):
         value = self.state_value(inputs, obs)
         drawn = mean + std * noise[:, 0].to(mean)
         log_prob = sum_executed(gaussian_log_prob(drawn, mean, std).unsqueeze(1), self.scored_actions)
-        version = torch.full(value.shape, -1, dtype=torch.int64, device=value.device)
-        return PolicySample(self.decode(obs, drawn), log_prob, value, drawn.unsqueeze(1), version)
+        return PolicySample(self.decode(obs, drawn), log_prob, value, drawn.unsqueeze(1))
 
     def evaluate(self, obs: Obs, chain: Tensor) -> Evaluation:
         """Return log-probability and entropy of the scored rows, and the value; chain: [B, 1, H, A]."""

@@ -76,8 +76,8 @@ class PolicySample:
 
     Flow policies with stochastic_steps=all: the denoise states, [N, K+1, H, W]. With one or last: start, end and index
     of the stochastic step, [N, 3, H, W]. W is A or the model's padded width. A Gaussian: its draw, [N, 1, H, A]."""
-    version_N: Tensor
-    """int64, version of the weights that drew the decision; -1 until the actor sets it."""
+    version_N: Tensor | None = None
+    """int64, version of the weights that drew the decision. The actor server sets it, not the policy."""
 
 
 @dataclass(frozen=True, slots=True)

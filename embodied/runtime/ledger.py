@@ -21,8 +21,6 @@ import threading
 from collections import Counter
 from dataclasses import dataclass
 
-from embodied.core.types import Fragment
-
 
 @dataclass(frozen=True, slots=True)
 class Ticket:
@@ -36,10 +34,6 @@ class Ticket:
     incarnation: int
     learner: int = 0
     """How often the worker and the learner were replaced."""
-
-    @staticmethod
-    def of(fragment: Fragment) -> Ticket:
-        return Ticket(fragment.sequence, fragment.worker, fragment.group, fragment.incarnation)
 
 
 class Ledger:

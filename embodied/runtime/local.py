@@ -20,7 +20,6 @@ from embodied.core.types import Fragment
 from embodied.runtime import threads
 from embodied.runtime.channel import Snapshot
 from embodied.runtime.collecting.actor_server import ActReply, ActRequest
-from embodied.runtime.ledger import Ticket
 from embodied.runtime.recipe import Recipe
 from embodied.runtime.sync import OneProcess
 
@@ -122,5 +121,5 @@ class LocalRuntime(OneProcess):
                 self._send(result)
                 continue
             resting.add(result.group)
-            if self.ledger.deliver(Ticket.of(result)):
+            if self.ledger.deliver(worker.rollouts[result.group].ticket):
                 self.channel.put(result)

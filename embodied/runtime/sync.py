@@ -15,7 +15,6 @@ from embodied.runtime import threads
 from embodied.runtime.channel import WeightStore
 from embodied.runtime.collecting.actor_server import ActorServer, ActRequest
 from embodied.runtime.learner import Learner
-from embodied.runtime.ledger import Ticket
 from embodied.runtime.loop import Runtime
 from embodied.runtime.recipe import Recipe
 from embodied.runtime.watch import Totals, Track, joined
@@ -98,7 +97,7 @@ class SyncRuntime(OneProcess):
             requests = [result for result in results if isinstance(result, ActRequest)]
             batch += [result for result in results if isinstance(result, Fragment)]
         for fragment in batch:
-            admitted = self.ledger.deliver(Ticket.of(fragment))
+            admitted = self.ledger.deliver(self.workers[fragment.worker].rollouts[fragment.group].ticket)
             assert admitted
         return batch
 

@@ -166,8 +166,7 @@ class FlowChains(ActorCritic):
             chain, mean, std = sample_chain(partial(self.transition, encoding), drawn)
             action = chain[:, -1]
             log_prob = self._density(encoding, chain[:, 1:], mean, std).sum(-1)
-        version = torch.full(value.shape, -1, dtype=torch.int64, device=value.device)
-        return PolicySample(action[..., : self.spec.action_dim], log_prob, value, chain, version)
+        return PolicySample(action[..., : self.spec.action_dim], log_prob, value, chain)
 
     @torch.no_grad()
     def integrate_ode(self, obs: Obs, start: Tensor) -> Tensor:

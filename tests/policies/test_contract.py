@@ -28,10 +28,9 @@ def test_shapes_and_dtypes(name):
     sample = policy.act(obs, noise)
     assert sample.action_NHA.shape == (NUM, 3, 2)
     assert sample.chain.shape == (NUM, steps + 1, 3, 2)
-    assert sample.log_prob_N.shape == sample.value_N.shape == sample.version_N.shape == (NUM,)
+    assert sample.log_prob_N.shape == sample.value_N.shape == (NUM,)
     assert sample.chain.dtype == sample.log_prob_N.dtype == sample.value_N.dtype == torch.float32
-    assert sample.version_N.dtype == torch.int64
-    assert (sample.version_N == -1).all()
+    assert sample.version_N is None
     assert one_step or name == "dsrl" or torch.equal(sample.chain[:, -1], sample.action_NHA)
     assert not any(t.requires_grad for t in (sample.action_NHA, sample.log_prob_N, sample.value_N, sample.chain))
     evaluation = policy.evaluate(obs, sample.chain)

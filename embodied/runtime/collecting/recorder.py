@@ -33,6 +33,7 @@ class Recorder:
     def decide(self, at: At, obs: Obs, sample: PolicySample, action_NEA: Tensor) -> None:
         """Copy the observations of decisions ``at``, the decisions and the executed actions."""
         self._put(self.obs, at, obs)
+        assert sample.version_N is not None
         decision = {"chain": sample.chain, "action_TNEA": action_NEA, "version_TN": sample.version_N}
         self._put(self.columns, at, decision | {"log_prob_TN": sample.log_prob_N, "value_TN": sample.value_N})
 
