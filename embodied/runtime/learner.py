@@ -1,12 +1,12 @@
 """Learner: turns batches into published weights.
 
-    batch of version v ──► relabel ──► mask what is too old ──► algorithm.update(fragments, v) ──► publish(v + 1)
+    batch of version v ──► mask what is too old ──► algorithm.update(fragments, v) ──► publish(v + 1)
 
 The algorithm moves the tensors of fragments to the device of its policy, unless they are there.
 """
 
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -20,9 +20,6 @@ from embodied.core.policy import Policy
 from embodied.core.types import Fragment
 from embodied.runtime.channel import WeightStore
 from embodied.runtime.watch import Track
-
-Relabel = Callable[[list[Fragment]], list[Fragment]]
-"""Stage between workers and learner: returns the fragments of a batch with other rewards of executed control steps."""
 
 
 class Learner:
@@ -38,7 +35,6 @@ class Learner:
         self,
         algorithm: Algorithm,
         store: WeightStore,
-        relabel: Relabel | None = None,
         mask_above: int | None = None,
         learners: ProcessGroup = SINGLE_PROCESS,
     ) -> None:
@@ -48,7 +44,7 @@ class Learner:
                 raise UserError(f"runtime.num_learners={learners.size}: {name} cannot share an update; allowed: 1")
             algorithm.learners = learners
         self.algorithm, self.store, self.learners = algorithm, store, learners
-        self.relabel, self.mask_above = relabel, mask_above
+        self.mask_above = mask_above
         self.incarnation = self.iteration = self.env_steps = 0
         self.track = Track("learner", "other")
 
@@ -77,8 +73,6 @@ class Learner:
         """
         with self.track.during("learn"):
             batch = list(fragments)
-            if self.relabel is not None:
-                batch = [rewarded_where_executed(fragment) for fragment in self.relabel(batch)]
             if self.mask_above is not None:
                 batch = [mask_before(fragment, self.iteration - self.mask_above) for fragment in batch]
             ages = torch.cat([self.iteration - fragment.version_TN[fragment.num_steps_TN > 0] for fragment in batch])
@@ -133,13 +127,6 @@ class Learner:
         if total != own * self.learners.size:
             raise RuntimeError(f"learner processes have different weights after update {self.iteration}")
         return tuple(sums)
-
-
-def rewarded_where_executed(fragment: Fragment) -> Fragment:
-    """Return the fragment without rewards of control steps after the end of an episode, which nothing executed."""
-    step_E = torch.arange(fragment.reward_TNE.shape[2], device=fragment.num_steps_TN.device)
-    executed_TNE = (step_E < fragment.num_steps_TN[..., None]).to(fragment.reward_TNE.device)
-    return replace(fragment, reward_TNE=fragment.reward_TNE.masked_fill(~executed_TNE, 0.0))
 
 
 def mask_before(fragment: Fragment, oldest: int) -> Fragment:

@@ -24,7 +24,6 @@ from embodied.runtime import threads
 from embodied.runtime.collecting.env_worker import EnvWorker
 from embodied.runtime.config import RuntimeConfig
 from embodied.runtime.evaluator import MAX_EVAL_ENVS, Evaluator
-from embodied.runtime.learner import Relabel
 from embodied.runtime.threads import ThreadBudget, ThreadGroup
 
 EnvFactory = Callable[[int, int], VecEnv]
@@ -59,8 +58,6 @@ class Recipe:
     """Build the envs of evaluations, and draw their episodes."""
     envs_on_gpu: bool = False
     """Whether the envs need a GPU if the policy has one; Ray then reserves a share of it for env workers."""
-    relabel: Relabel | None = None
-    """Rewrites the rewards of a batch before the learner gets it, for instance by a learned reward."""
     confirm_at: float | None = None
     """Success of an evaluation that a second one, of fresh episodes, is to confirm; None: of none."""
 

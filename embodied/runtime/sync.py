@@ -49,7 +49,7 @@ class OneProcess(Runtime):
             self.workers = [recipe.env_worker(i, groups, *shape, device=device) for i, groups in enumerate(envs)]
             store = WeightStore()
             self.actor = ActorServer(acting, store, to, merge=self.config.max_staleness > 0, resident=resident)
-            self.learner = Learner(recipe.make_algorithm(policy), store, recipe.relabel, self.config.mask_above)
+            self.learner = Learner(recipe.make_algorithm(policy), store, self.config.mask_above)
             self._incarnations = [0] * len(self.workers)
             self.opened = opened.pop_all()
 

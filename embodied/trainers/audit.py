@@ -8,7 +8,7 @@ claim passes with the reason. What there was no time for stays open.
 
 import copy
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, fields, replace
 from functools import cached_property, partial
@@ -132,19 +132,20 @@ class Audit:
             raise NotClaimed(f"algo={self.config.algo.name} learns without a ratio of probabilities")
         if self.config.runtime.device.startswith("cuda"):
             raise NotClaimed("kernels of a GPU may round differently")
-
-        def compare(batch: list[Fragment]) -> list[Fragment]:
-            one = merge_fragments(batch)
-            obs, chain = {key: value.flatten(0, 1) for key, value in one.obs.items()}, one.chain.flatten(0, 1)
-            again = evaluate_in_pieces(policy, obs, chain, -(-len(chain) // options.num_minibatches)).log_prob_B
-            log_ratio_TN = again.view_as(one.log_prob_TN) - one.log_prob_TN
-            ratios.append(log_ratio_TN[one.num_steps_TN > 0].double().exp())
-            return batch
-
         critic_rate = options.critic_learning_rate and 0.0  # None stays None
         with self.training(schedule="fixed", learning_rate=0.0, critic_learning_rate=critic_rate) as runtime:
-            learner = cast("Any", runtime.learner)
-            learner.relabel, policy = compare, learner.algorithm.policy
+            algorithm = cast("Any", runtime.learner).algorithm
+            policy, update = algorithm.policy, algorithm.update
+
+            def compare(batch: Sequence[Fragment], version: int) -> Metrics:
+                one = merge_fragments(batch)
+                obs, chain = {key: value.flatten(0, 1) for key, value in one.obs.items()}, one.chain.flatten(0, 1)
+                again = evaluate_in_pieces(policy, obs, chain, -(-len(chain) // options.num_minibatches)).log_prob_B
+                log_ratio_TN = again.view_as(one.log_prob_TN) - one.log_prob_TN
+                ratios.append(log_ratio_TN[one.num_steps_TN > 0].double().exp())
+                return cast("Metrics", update(batch, version))
+
+            algorithm.update = compare
             rescaled = "critic." if getattr(self.config.policy.options, "scale_values", False) else "\0"
             before = copied_to_cpu(dict(policy.named_parameters()))
             metrics = self.iterate(runtime)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +13,7 @@ import torch
 from embodied.algos import ALGORITHMS
 from embodied.algos.grpo import GRPO, GRPOConfig
 from embodied.algos.returns import group_relative
-from embodied.core.algorithm import Algorithm
+from embodied.core.algorithm import Algorithm, Metrics
 from embodied.core.errors import UserError
 from embodied.core.policy import Policy
 from embodied.core.spec import EnvSpec
@@ -118,14 +119,15 @@ def test_groups_stay_in_step_where_envs_fail() -> None:
         setup = SamplerSetup(num_envs, first_seed, group_size=3, incarnation=incarnation)
         return UniformSampler(spec, UniformConfig(), setup)
 
-    def make_algorithm(policy: Policy) -> GRPO:
-        return GRPO(policy, GRPOConfig(group_size=3, epochs=1), seed=0, device=CPU)
-
     fragments: list[Fragment] = []
 
-    def keep(batch: list[Fragment]) -> list[Fragment]:
-        fragments.extend(batch)
-        return batch
+    class Keeping(GRPO):
+        def update(self, batch: Sequence[Fragment], version: int) -> Metrics:
+            fragments.extend(batch)
+            return super().update(batch, version)
+
+    def make_algorithm(policy: Policy) -> GRPO:
+        return Keeping(policy, GRPOConfig(group_size=3, epochs=1), seed=0, device=CPU)
 
     def make_drifting(spec: EnvSpec) -> Policy:
         policy = make_policy(spec)
@@ -134,7 +136,7 @@ def test_groups_stay_in_step_where_envs_fail() -> None:
         return policy
 
     options = {"make_algorithm": make_algorithm, "make_sampler": make_sampler, "make_policy": make_drifting}
-    with build(**options, relabel=keep, name="sync", decisions=10) as runtime:  # 10 chunks of 2 are an episode
+    with build(**options, name="sync", decisions=10) as runtime:  # 10 chunks of 2 are an episode
         done = iterate(runtime, 3)
     counted = sum(len(iteration.episodes) for iteration in done)
     assert counted == 3 * 12, "one episode per env and batch; those that fill the time after a failure do not count"

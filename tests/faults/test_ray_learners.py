@@ -100,7 +100,6 @@ def test_the_update_of_two_goes_on_after_one_is_lost(ray_cluster: Cluster, tmp_p
     ("num", "options", "words"),
     [
         (13, {"num_env_workers": 2}, "a batch has 4 fragments.*allowed: 1 to 4"),
-        (2, {"relabel": list}, "rewards are rewritten in whole batches"),
         (2, {"learner": {"resources": {"unicorn": 1}}}, "learner needs unicorn"),
     ],
 )

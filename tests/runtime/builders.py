@@ -17,7 +17,6 @@ from embodied.core.spec import EnvSpec
 from embodied.envs.episodes.sampler import first_episodes
 from embodied.policies.config import GaussianConfig
 from embodied.policies.gaussian import GaussianPolicy
-from embodied.runtime.learner import Relabel
 from embodied.runtime.loop import Iteration, Runtime
 from embodied.runtime.recipe import Recipe, SamplerFactory
 from embodied.runtime.registry import RUNTIMES, build_runtime
@@ -42,7 +41,6 @@ def build(
     make_policy: Callable[[EnvSpec], Policy] = make_policy,
     seed: int = 1,
     num_envs: int = NUM_ENVS,
-    relabel: Relabel | None = None,
     make_sampler: SamplerFactory = point_sampler,
     make_eval_env: Callable[[int, int], VecEnv] = lambda num_envs, _: PointEnv(num_envs),
     confirm_at: float | None = None,
@@ -61,7 +59,6 @@ def build(
         make_sampler=make_sampler,
         make_eval_env=make_eval_env,
         eval_plans=first_episodes,
-        relabel=relabel,
         confirm_at=confirm_at,
     )
     return build_runtime(recipe)

@@ -1,4 +1,4 @@
-"""What a fragment keeps beyond PPO's needs: transitions, rewards that are rewritten, versions and incarnations."""
+"""What a fragment keeps beyond PPO's needs: transitions, versions and incarnations."""
 
 from __future__ import annotations
 
@@ -6,21 +6,18 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-import pytest
 import torch
 
 from embodied.algos.batch import merge_fragments
 from embodied.algos.returns import gae
 from embodied.core.episodes import PlanList
-from embodied.core.types import Fragment, Transitions
+from embodied.core.types import Transitions
 from embodied.envs.base.episodic import Advance
 from embodied.envs.episodes.sampler import first_episodes
 from embodied.runtime.channel import WeightStore
 from embodied.runtime.collecting.actor_server import ActRequest
 from embodied.runtime.collecting.env_worker import EnvWorker, GroupRollout
-from embodied.runtime.learner import rewarded_where_executed
 from embodied.runtime.ledger import Ticket
-from tests.runtime.builders import build, iterate
 from tests.runtime.point_env import LIMIT, PointEnv, point_sampler
 from tests.runtime.test_env_worker import SEED, N, T, make_env, make_server, make_worker, sample
 
@@ -54,10 +51,7 @@ def test_every_transition_of_a_fragment_continues_its_own_episode() -> None:
     assert any(fragment.terminated_TN.any() for fragment in fragments)
     assert all(fragment.truncated_TN.any() for fragment in fragments)
     assert int((fragments[0].terminated_TN | fragments[0].truncated_TN).sum(0).max()) >= 2
-    cut = [fragment for fragment in fragments if (fragment.num_steps_TN == 1).any()]
-    assert cut, "some episodes end inside a chunk"
-    scored = rewarded_where_executed(replace(cut[0], reward_TNE=torch.ones_like(cut[0].reward_TNE)))
-    assert torch.equal(scored.reward_TNE.sum(2), cut[0].num_steps_TN.float()), "another reward of every step of a chunk"
+    assert any((fragment.num_steps_TN == 1).any() for fragment in fragments), "some episodes end inside a chunk"
 
 
 def test_merged_fragments_have_the_transitions_of_their_parts() -> None:
@@ -69,29 +63,6 @@ def test_merged_fragments_have_the_transitions_of_their_parts() -> None:
     for name in ("action_BEA", "reward_BE", "num_steps_B"):
         joined = torch.cat([getattr(part.transitions(), name).unflatten(0, (T, N)) for part in parts], 1)
         assert torch.equal(getattr(merged, name), joined.flatten(0, 1))
-
-
-@pytest.mark.parametrize("options", [{"name": "sync"}, {"name": "local"}, {"name": "local", "max_staleness": 1}])
-def test_a_relabel_stage_rewrites_rewards_before_the_learner(options: dict) -> None:
-    seen: list[float] = []
-
-    def relabel(batch: list[Fragment]) -> list[Fragment]:
-        seen.extend(float(fragment.reward_TNE.abs().max()) for fragment in batch)
-        return [replace(fragment, reward_TNE=torch.zeros_like(fragment.reward_TNE)) for fragment in batch]
-
-    with build(relabel=relabel, **options) as runtime:
-        learned: list[float] = []
-        update = runtime.learner.algorithm.update
-
-        def spy(fragments, version):
-            learned.extend(float(fragment.reward_TNE.abs().max()) for fragment in fragments)
-            return update(fragments, version)
-
-        runtime.learner.algorithm.update = spy
-        iterate(runtime, 2)
-    assert min(seen) > 0
-    assert len(learned) == len(seen)
-    assert set(learned) == {0.0}
 
 
 def test_weights_carry_the_version_of_each_tensor() -> None:

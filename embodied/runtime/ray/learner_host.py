@@ -138,7 +138,7 @@ class LearnerHost(Host):
                 self._rendezvous, self.rank, self.config.num_learners,
                 address=self._address, device=device, timeout_s=self.config.update_timeout_s,
             )  # fmt: skip
-        self.learner = Learner(algorithm, self.store, recipe.relabel, recipe.config.mask_above, learners)
+        self.learner = Learner(algorithm, self.store, recipe.config.mask_above, learners)
         self.learner.track.enter("wait_controller")
         return [self.learner.track]
 

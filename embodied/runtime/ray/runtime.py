@@ -209,8 +209,6 @@ def check_learners(config: RayConfig, recipe: Recipe) -> None:
     if num > groups:
         cure = "More groups: num_env_workers, groups_per_worker"
         raise UserError(f"{key}: a batch has {groups} fragments, one of each env group, allowed: 1 to {groups}. {cure}")
-    if num > 1 and recipe.relabel is not None:
-        raise UserError(f"{key}: rewards are rewritten in whole batches, which no process has; allowed: 1")
     share = config.resources_of("learner", recipe.device.type == "cuda").get("GPU", 0.0)
     if num > 1 and recipe.device.type == "cuda" and share <= 0.5:
         raise UserError(f"{key}: each needs a GPU of its own, got runtime.learner.resources.GPU={share:g}, allowed: 1")
