@@ -29,7 +29,6 @@ class LocalRuntime(OneProcess):
 
     def __init__(self, recipe: Recipe) -> None:
         super().__init__(recipe)
-        self._say = self.threads.say
         self._requests: queue.SimpleQueue[ActRequest | None] = queue.SimpleQueue()
         self._replies: list[queue.SimpleQueue[ActReply | None]] = [queue.SimpleQueue() for _ in self.workers]
         self._snapshot = Snapshot()
@@ -46,11 +45,8 @@ class LocalRuntime(OneProcess):
             self.threads.spawn(f"env worker {index}", partial(self._work, index))
 
     def learn(self, batch: Sequence[Fragment]) -> Metrics:
-        self._say("learner", f"learns from batch {self.learner.iteration}")
         with threads.using_idle_cores(self.budget.learner, self.budget.learner_alone, self._others_idle):
-            metrics = self.learner.learn(batch)
-        self._say("learner", f"hands on the metrics of batch {self.learner.iteration - 1}")
-        return metrics
+            return self.learner.learn(batch)
 
     def _group_states(self) -> Sequence[dict[str, Any] | None]:
         """Wait until each worker has saved each of its groups between two fragments; workers go on afterwards."""
@@ -83,11 +79,9 @@ class LocalRuntime(OneProcess):
     def _serve(self) -> None:
         threads.use(self.budget.actor)
         while True:
-            self._say("actor server", "waits for requests")
             requests = [self._requests.get()]
             while not self._requests.empty():
                 requests.append(self._requests.get())
-            self._say("actor server", f"acts for {len(requests)} groups")
             batch = [request for request in requests if request is not None]
             if len(batch) < len(requests):
                 return
@@ -96,26 +90,22 @@ class LocalRuntime(OneProcess):
 
     def _work(self, index: int) -> None:
         threads.use(1 if self._merges else self.budget.actor)
-        name, worker = f"env worker {index}", self.workers[index]
+        worker = self.workers[index]
         resting = set(range(len(worker.rollouts)))
         while not self.threads.stopping.is_set():
             for group in sorted(resting):
                 if (snapshot := self._snapshot).lacks((index, group)):
                     snapshot.put((index, group), worker.rollouts[group].state_dict())
                 all_rest = len(resting) == len(worker.rollouts)
-                if all_rest:
-                    self._say(name, f"waits for the learner to consume batch {self.ledger.version}")
                 ticket = (self.ledger.acquire if all_rest else self.ledger.try_acquire)(index, group=group)
                 if ticket is not None:
                     self._send(worker.start(ticket))
                     resting.remove(group)
             if len(resting) == len(worker.rollouts):
                 continue
-            self._say(name, f"waits for the actor server, {len(resting)} groups wait for the learner")
             reply = self._replies[index].get()
             if reply is None:
                 return
-            self._say(name, f"steps group {reply.group}")
             result = worker.advance(reply)
             if isinstance(result, ActRequest):
                 self._send(result)

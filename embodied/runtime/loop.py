@@ -26,7 +26,7 @@ from embodied.runtime.channel import Channel, Closed
 from embodied.runtime.evaluator import Evaluator, rollout_metrics
 from embodied.runtime.ledger import Ledger
 from embodied.runtime.recipe import Recipe
-from embodied.runtime.threads import ThreadBudget, ThreadGroup
+from embodied.runtime.threads import Doing, ThreadBudget, ThreadGroup
 from embodied.runtime.watch import Histograms, Meter, Totals, Trace, Track
 
 
@@ -95,7 +95,9 @@ class Runtime(AbstractContextManager["Runtime"], ABC):
         self.config, self.groups = recipe.config, recipe.groups
         self.ledger = Ledger(len(self.groups), self.config.max_staleness)  # a batch has a fragment of each group
         self.channel = Channel(len(self.groups), self.config.max_staleness, self.config.order)
-        self.threads = ThreadGroup(self.config.watchdog_s, self._end_waits)  # empty if parts are not in threads
+        self.threads = ThreadGroup(
+            self.config.watchdog_s, self._end_waits, self._doing
+        )  # empty if parts are not in threads
         self.trace = Trace() if self.config.trace else None
         self.opened = ExitStack()  # what ``close`` closes, the last first
         self._rollout: Metrics = {}
@@ -147,7 +149,6 @@ class Runtime(AbstractContextManager["Runtime"], ABC):
     def collect(self) -> Sequence[Any]:
         """Return the next batch, sorted by worker and group: the one that other threads put into ``channel``."""
         version = self.learner.iteration
-        self.threads.say("learner", f"waits for the fragments of batch {version}")
         self.learner.track.add("fragments", len(self.channel))
         try:
             return self.channel.take(version, self.learner.incarnation)
@@ -184,6 +185,11 @@ class Runtime(AbstractContextManager["Runtime"], ABC):
     @abstractmethod
     def _tracks(self) -> dict[str, list[Track]]:
         """Return the tracks in this process, by part."""
+
+    def _doing(self) -> Doing:
+        """Return what each part does and since when, for the watchdog."""
+        tracks = [(part, track) for part, tracks in self._tracks().items() for track in tracks]
+        return {part if part == track.name else f"{part} {track.name}": track.present for part, track in tracks}
 
     def _start(self) -> None:
         """Publish the first weights. Called at the start of every ``iterations``."""

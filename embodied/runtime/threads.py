@@ -3,14 +3,14 @@
 torch slows down sharply when its threads share cores, the simulator does not. So each part sets the number of torch's
 threads for its own thread (``use``); docs/architecture.md has the table of all numbers.
 
-part ── say("env worker 0", "waits for the actor server") ──► ThreadGroup ◄── watchdog (reads, warns)
+what each part does, and since when ──► watchdog: warns if nothing has changed for a while
 part raises ──► ThreadGroup keeps the first exception ──► runs the stop callback ──► ``check`` raises it in the caller
 """
 
 import logging
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -102,13 +102,19 @@ def using_idle_cores(own: int, everything: int, others_idle: Callable[[], bool])
         use(own)
 
 
-class ThreadGroup:
-    """Owner of a run's threads. on_stop: called once, at the first stop; it must end every wait."""
+Doing = Mapping[str, tuple[str, float]]
+"""What each part does now, and when that began (``running_s``)."""
 
-    def __init__(self, watchdog_s: float, on_stop: Callable[[], None]) -> None:
-        self._doing: dict[str, tuple[str, float]] = {}  # present activity of each part, and its start
+
+class ThreadGroup:
+    """Owner of a run's threads.
+
+    on_stop: called once, at the first stop; it must end every wait. doing: reads for the watchdog what all parts do.
+    """
+
+    def __init__(self, watchdog_s: float, on_stop: Callable[[], None], doing: Callable[[], Doing] = dict) -> None:
         self.stopping = threading.Event()
-        self._watchdog_s, self._on_stop = watchdog_s, on_stop
+        self._watchdog_s, self._on_stop, self._doing = watchdog_s, on_stop, doing
         self._lock = threading.Lock()
         self._failure: BaseException | None = None
         self._threads: list[threading.Thread] = []
@@ -116,10 +122,6 @@ class ThreadGroup:
     @property
     def started(self) -> bool:
         return bool(self._threads)
-
-    def say(self, part: str, doing: str) -> None:
-        """Note the present activity of a part, for the watchdog. It costs a dictionary write."""
-        self._doing[part] = (doing, running_s())
 
     def spawn(self, name: str, run: Callable[[], None]) -> None:
         """Run ``run`` in a new thread; an exception in it stops all threads. The first thread starts the watchdog."""
@@ -171,11 +173,11 @@ class ThreadGroup:
     def _watch(self) -> None:
         watchdog_s, reported_at = self._watchdog_s, 0.0
         while not self.stopping.wait(min(watchdog_s / 4, 1.0)):
-            idle_s = running_s() - max((since for _, since in [*self._doing.values()]), default=running_s())
+            idle_s = running_s() - max((since for _, since in self._doing().values()), default=running_s())
             if idle_s >= watchdog_s and running_s() - reported_at >= watchdog_s:
                 reported_at = running_s()
                 log.warning("no progress for %.0f s:\n%s", idle_s, self._report())
 
     def _report(self) -> str:
-        now, entries = running_s(), sorted(self._doing.items())
-        return "\n".join(f"  {part} {doing} for {now - since:.1f} s" for part, (doing, since) in entries)
+        now, entries = running_s(), sorted(self._doing().items())
+        return "\n".join(f"  {part}: {doing} for {now - since:.1f} s" for part, (doing, since) in entries)

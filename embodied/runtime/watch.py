@@ -1,7 +1,8 @@
 """Who waits for whom: what each part does over time, metrics of it per iteration, and a trace for Perfetto.
 
     part ── Track.enter("step") ──► seconds of each activity, counts ──► Meter.read: time/*, perf/*, queue/*, bytes/*
-                               └──► spans, while a trace is recorded ──► Trace.write: trace.json.gz
+                               ├──► spans, while a trace is recorded ──► Trace.write: trace.json.gz
+                               └──► Track.present ──► the watchdog of ThreadGroup
 
 A part is in one activity at any time, so the seconds of all its activities add up to the time that has passed.
 """
@@ -88,6 +89,12 @@ class Track:
             totals = dict(self._totals)
             key = f"{self._activity}_s"
             return totals | {key: totals.get(key, 0.0) + running_s() - self._since}
+
+    @property
+    def present(self) -> tuple[str, float]:
+        """The present activity, and when it began (``running_s``)."""
+        with self._lock:
+            return self._activity, self._since
 
     def take_spans(self, recording: bool) -> list[Span]:
         """Return the spans since the last call, in order. recording: whether to keep those from now on."""

@@ -196,9 +196,9 @@ def test_watchdog_says_who_waits_for_whom(caplog: pytest.LogCaptureFixture) -> N
         releaser.start()
         assert len(list(runtime.iterations(stop_event=stop))) <= 1
     assert "no progress" in caplog.text
-    assert "env worker 0 steps group" in caplog.text
-    assert "learner waits for the fragments of batch 0" in caplog.text
-    assert "actor server waits for requests" in caplog.text
+    for doing in ("env worker 0: step", "env worker 0 group 0: step", "learner: wait_fragments"):
+        assert f"{doing} for " in caplog.text
+    assert "actor server 0: wait_requests for " in caplog.text
 
 
 CTRL_C = """

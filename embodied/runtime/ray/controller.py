@@ -73,7 +73,7 @@ class Controller:
     """States of a runtime's parts and groups. ``run`` is the thread; ``post`` and properties are for any thread."""
 
     def __init__(self, runtime: Runtime, config: RayConfig, creator: Creator) -> None:
-        self.config, self.creator, self.trace, self._say = config, creator, runtime.trace, runtime.threads.say
+        self.config, self.creator, self.trace = config, creator, runtime.trace
         self.ledger, self.channel = runtime.ledger, runtime.channel
         self.roles = roles(config, len({worker for worker, _ in runtime.groups}))
         self.workers = [name for name, (kind, _) in self.roles.items() if kind == "env_worker"]
@@ -92,7 +92,8 @@ class Controller:
         self.prior_restarts: Counter[str] = Counter()  # how often a worker was replaced in earlier sessions of the run
         self._enough_s = running_s()  # when enough workers were up last
         self._dead_totals: defaultdict[str, Counter[str]] = defaultdict(Counter)  # of processes that are gone
-        self._seen: dict[str, tuple[str, int]] = {}  # what each part did at its last sign of life
+        self.doing: dict[str, tuple[str, float]] = {}  # what each part does, and when that was first seen
+        self._done: dict[str, int] = {}  # operations of each part at its last sign of life
         self._best_iteration = 0  # iterations of the learner that made most of them
         self._idle = False
         self._events: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
@@ -273,11 +274,14 @@ class Controller:
         if all(map(self.supervision.is_up, [LEARNER, *self.servers])) and self.num_up >= self.needed_workers:
             self.ready.set()
 
+    def _say(self, name: str, doing: str) -> None:
+        self.doing[name] = (doing, running_s())
+
     def _on_pulse(self, name: str, incarnation: int, pulse: Pulse) -> None:
         if self.trace is not None:
             self.trace.add(name, pulse.spans)
-        if self._seen.get(name) != (pulse.doing, pulse.done):
-            self._seen[name] = (pulse.doing, pulse.done)
+        if (self.doing[name][0], self._done.get(name)) != (pulse.doing, pulse.done):
+            self._done[name] = pulse.done
             self._say(name, pulse.doing)
         self._carry_out(self.supervision.answered(name, incarnation, running_s(), pulse.busy_s))
 

@@ -27,6 +27,7 @@ from embodied.runtime.loop import LearnerLost, Runtime
 from embodied.runtime.ray.cluster import Cluster
 from embodied.runtime.ray.config import RayConfig
 from embodied.runtime.recipe import Recipe
+from embodied.runtime.threads import Doing
 from embodied.runtime.watch import Totals, Track, joined
 
 if TYPE_CHECKING:
@@ -99,6 +100,9 @@ class RayRuntime(Runtime):
     def _tracks(self) -> dict[str, list[Track]]:
         """Return the tracks of this process; those of the parts come with their signs of life."""
         return {"controller": [self.controller.track, self.learner.track], "evaluator": [self.evaluator.track]}
+
+    def _doing(self) -> Doing:
+        return {**self.controller.doing, self.learner.track.name: self.learner.track.present}
 
     @property
     def layout_note(self) -> str:
