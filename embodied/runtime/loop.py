@@ -95,9 +95,8 @@ class Runtime(AbstractContextManager["Runtime"], ABC):
         self.config, self.groups = recipe.config, recipe.groups
         self.ledger = Ledger(len(self.groups), self.config.max_staleness)  # a batch has a fragment of each group
         self.channel = Channel(len(self.groups), self.config.max_staleness, self.config.order)
-        self.threads = ThreadGroup(
-            self.config.watchdog_s, self._end_waits, self._doing
-        )  # empty if parts are not in threads
+        # empty if parts are not in threads
+        self.threads = ThreadGroup(self.config.watchdog_s, self._end_waits, self._doing)
         self.trace = Trace() if self.config.trace else None
         self.opened = ExitStack()  # what ``close`` closes, the last first
         self._rollout: Metrics = {}
