@@ -99,13 +99,11 @@ class MujocoPool(EpisodicEnv):
             self.rig = CameraRig(self.batch, spec, task.robot.coarse, placed, sim.camera_randomization)
         self.observe_images = True  # if False, nothing is rendered, and observations have no images
         self.observe_segmentation = False  # if True, also ``segmentation.<camera>``, ids of ``rig.model``'s geoms
-        self._model_seed_N = np.full(num_envs, -1, dtype=np.int64)  # env seed that each model was randomised with
 
     def start(self, ids: Ints, plans: EpisodePlans) -> None:
         self._builder.check()
         rng = EpisodeRng(plans.seed_n, plans.number_n)
-        self.randomizer.apply(ids, rng, first=plans.seed_n != self._model_seed_N[ids])
-        self._model_seed_N[ids] = plans.seed_n
+        self.randomizer.apply(ids, rng)
         self._rng = EpisodeRng(self.plans.seed_n, self.plans.number_n)
         self.batch.reset(ids, stage=int(mujoco.mjtStage.mjSTAGE_NONE))
         held = plans.stage_n == 1
@@ -163,7 +161,6 @@ class MujocoPool(EpisodicEnv):
     def state_dict(self) -> dict[str, Tensor]:
         return {
             "physics": torch.from_numpy(self.batch.state.copy()),
-            "model_seed": torch.from_numpy(self._model_seed_N.copy()),
             **self.episode_state(),
             **self.randomizer.fields.state_dict(),
             **self.non_model.state_dict(),
@@ -173,7 +170,6 @@ class MujocoPool(EpisodicEnv):
     def load_state_dict(self, state: Mapping[str, Tensor], sampler: EpisodeSampler) -> None:
         check_state(state, self.state_dict())
         self.load_episode_state(state, sampler)
-        self._model_seed_N[:] = state["model_seed"].numpy()
         self.batch.state[:] = state["physics"].numpy()
         self._rng = EpisodeRng(self.plans.seed_n, self.plans.number_n)
         self.non_model.load_state_dict(state)

@@ -53,7 +53,7 @@ def randomise(device: torch.device) -> list[Tensor]:
     sent = DeviceFields(fields.batch, states, device)
     for rows in (ids, ids[1:3]):
         rng = EpisodeRng(rows + 7, rows)
-        randomizer.apply(rows, rng, first=np.ones(len(rows), bool))
+        randomizer.apply(rows, rng)
         with non_model.resizing(rows):
             pass
         sent.send(rows)

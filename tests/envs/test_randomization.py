@@ -15,7 +15,7 @@ from mujoco.batch import Batch
 
 from embodied.core.errors import UserError
 from embodied.core.options import from_mapping
-from embodied.envs import SimConfig
+from embodied.envs import SimConfig, make_pool, make_sampler
 from embodied.envs.episodes.seeding import EpisodeRng
 from embodied.envs.mujoco.randomization.randomizer import Fields, Randomizer
 from embodied.envs.mujoco.randomization.terms import RandomizationTerm
@@ -39,7 +39,7 @@ def term(**changes: Any) -> RandomizationTerm:
 def apply(sims: Batch, terms: dict[str, RandomizationTerm], episode: int = 0, seed: int = 0) -> Randomizer:
     randomizer = Randomizer(Fields(sims), terms, {}, 1.0)
     ids = np.arange(sims.nsim)
-    randomizer.apply(ids, EpisodeRng(ids + seed, np.full(sims.nsim, episode)), first=np.full(sims.nsim, episode == 0))
+    randomizer.apply(ids, EpisodeRng(ids + seed, np.full(sims.nsim, episode)))
     return randomizer
 
 
@@ -112,6 +112,29 @@ def test_startup_is_drawn_once_and_reset_at_every_episode() -> None:
         assert again[-1] not in before
 
 
+def test_an_episode_that_begins_directly_is_the_one_that_follows_others() -> None:
+    """Terms of different modes share an element, so their order matters."""
+    friction = {"field": "geom_friction", "names": ["cube"], "column": 0, "operation": "abs"}
+    mass = {"field": "body_mass", "names": ["cube"]}
+    terms = {
+        "rough": {**friction, "range": [0.2, 0.4]},
+        "rougher": {**friction, "range": [0.8, 0.9], "mode": "startup"},
+        "light": {**mass, "range": [0.1, 0.2], "mode": "startup"},
+        "heavy": {**mass, "range": [2.0, 3.0], "mode": "interval", "interval_s": 0.1},
+    }
+    names = ("geom_friction", "body_mass", "body_inertia", "dof_invweight0")
+    later = pool("push", 3, 2, sim={"randomization": terms})
+    direct = make_pool("push", {"max_episode_steps": 2}, num_envs=3, num_threads=1, sim={"randomization": terms})
+    for _ in range(2):
+        later.step(torch.zeros(3, 2, 4))
+    sampler = make_sampler(direct)
+    sampler.number_N[:] = later.plans.number_n - 1
+    direct.reset(sampler)
+    assert direct.plans.number_n.tolist() == later.plans.number_n.tolist() == [2, 2, 2]
+    for name in names:
+        np.testing.assert_array_equal(later.batch.expanded(name), direct.batch.expanded(name), name)
+
+
 def test_a_partial_reset_leaves_the_other_envs_alone() -> None:
     sims = batch(6)
     terms = {"friction": term(), "mass": term(field="body_mass", names=["cube"], column=None)}
@@ -119,7 +142,7 @@ def test_a_partial_reset_leaves_the_other_envs_alone() -> None:
     names = ("geom_friction", "body_mass", "body_inertia", "body_invweight0", "dof_invweight0")
     before = [sims.expanded(name).copy() for name in names]
     ids = np.array([1, 4])
-    randomizer.apply(ids, EpisodeRng(ids, np.ones(2, int)), first=np.zeros(2, bool))
+    randomizer.apply(ids, EpisodeRng(ids, np.ones(2, int)))
     for name, old in zip(names, before, strict=True):
         changed = (sims.expanded(name) != old).reshape(6, -1).any(1)
         assert changed.tolist() == [i in ids for i in range(6)], name

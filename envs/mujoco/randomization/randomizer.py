@@ -1,7 +1,7 @@
 """Apply the terms of domain randomisation to the simulations of a batch.
 
 term ── Target: model field | value of a quantity | push ──► write(ids, numbers)
-start: terms of all modes;  step: terms of mode ``interval`` whose moment has come
+start: terms of all modes, in order;  step: terms of mode ``interval`` whose moment has come
 """
 
 from collections.abc import Mapping
@@ -30,6 +30,8 @@ class Target:
     pushes = False
     """Whether it changes velocities. Then nothing is written when an episode begins, and each number is followed by one
     for the direction, in [0, 1)."""
+    simulated = True
+    """Whether the engine reads what ``write`` changes: a model or speeds."""
     derives = False
     """Whether the engine derives constants from it, which are stale after ``write``."""
 
@@ -115,22 +117,17 @@ class Randomizer:
         """Length of the intervals of terms of mode ``interval``, control steps."""
         self._moment_N: dict[str, np.ndarray] = {}  # a function of plan and step: no state
 
-    def apply(self, ids: np.ndarray, rng: EpisodeRng, first: np.ndarray) -> None:
-        """Draw the values with which the episodes of envs ``ids`` [n] begin.
-
-        first: bool [n], whether terms of mode ``startup`` are drawn too; they depend on the env seed alone.
-        """
-        stale, of_first = np.zeros(len(ids), bool), EpisodeRng(rng.seed_n, np.zeros_like(rng.seed_n))
+    def apply(self, ids: np.ndarray, rng: EpisodeRng) -> None:
+        """Write the values with which the episodes of envs ``ids`` [n] begin, those of mode ``startup`` too."""
+        of_first = EpisodeRng(rng.seed_n, np.zeros_like(rng.seed_n))  # startup: a function of the env seed
         for name, term in self.terms.items():
-            chosen = first if term.mode == "startup" else np.ones(len(ids), bool)
-            if chosen.any() and not self.targets[name].pushes:
+            target = self.targets[name]
+            if not target.pushes:
                 source = of_first if term.mode == "startup" else rng
-                value_nE = self._draw(name, source, np.zeros(len(ids), np.int64))
-                self.targets[name].renew(ids[chosen])
-                self.targets[name].write(ids[chosen], value_nE[chosen])
-                stale |= chosen & self.targets[name].derives
-        if stale.any():
-            self.batch.set_const(ids[stale])
+                target.renew(ids)
+                target.write(ids, self._draw(name, source, np.zeros(len(ids), np.int64)))
+        if any(target.derives for target in self.targets.values()):
+            self.batch.set_const(ids)
 
     def step(self, rng: EpisodeRng, step_N: np.ndarray, ids: np.ndarray | None) -> np.ndarray:
         """Draw the terms of mode ``interval`` whose moment has come; return the envs whose model or speeds changed.
@@ -146,7 +143,7 @@ class Randomizer:
                 target = self.targets[name]
                 target.write(rows, self._draw(name, rng.rows(rows), step_N[rows] // length + 1))
                 stale_N[rows] |= target.derives
-                changed_N[rows] |= target.pushes or isinstance(target, ModelField)
+                changed_N[rows] |= target.simulated
         if stale_N.any():
             self.batch.set_const(np.flatnonzero(stale_N))
         return np.flatnonzero(changed_N)

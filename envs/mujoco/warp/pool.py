@@ -90,7 +90,6 @@ class WarpPool(EpisodicEnv):
         if placed:
             self.rig = DeviceRig(self.batch, self.models, spec, task.robot.coarse, placed, sim.camera_randomization)
             self._final |= self.rig.empty()
-        self._model_seed_N = np.full(num_envs, -1, dtype=np.int64)  # env seed that each model was randomised with
         self._made_N = np.zeros(num_envs, dtype=np.int64)  # control steps of the present episodes, without a wait
         fixed = not any(term.field in QUANTITIES for term in terms.values())  # delays and noise have state of their own
         device = self.device if fixed else CPU
@@ -105,8 +104,7 @@ class WarpPool(EpisodicEnv):
         rng, held = EpisodeRng(plans.seed_n, plans.number_n), plans.stage_n == 1
         rows = self._on_device(ids)
         if self.randomizer.terms:
-            self.randomizer.apply(ids, rng, first=plans.seed_n != self._model_seed_N[ids])
-            self._model_seed_N[ids] = plans.seed_n
+            self.randomizer.apply(ids, rng)
             self._begin(ids)
         self.batch.reset(rows)
         self.arm.reset(rows, self.view.tensor(self.task.robot.start_qpos(rng, held)))
@@ -246,15 +244,13 @@ class WarpPool(EpisodicEnv):
     def state_dict(self) -> dict[str, Tensor]:
         state = {"physics": self.batch.state, **self.episode_state(), **self.task.state_dict()}
         if self.randomizer.terms:
-            state |= {"model_seed": torch.from_numpy(self._model_seed_N.copy()), **self.non_model.state_dict()}
-            state |= self.randomizer.fields.state_dict()
+            state |= {**self.non_model.state_dict(), **self.randomizer.fields.state_dict()}
         return {key: value.cpu() for key, value in state.items()}
 
     def load_state_dict(self, state: Mapping[str, Tensor], sampler: EpisodeSampler) -> None:
         check_state(state, self.state_dict())
         self.load_episode_state(state, sampler)
         if self.randomizer.terms:
-            self._model_seed_N[:] = state["model_seed"].numpy()
             self.non_model.load_state_dict(state)
             self._begin(np.arange(self.num_envs))
         self.task.instruction_N.copy_(torch.from_numpy(self.plans.instruction_n))
