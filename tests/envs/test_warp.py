@@ -303,6 +303,22 @@ def test_randomised_episodes_are_those_of_mujoco_and_resume_exactly(task: str) -
 
 
 @kernels
+@pytest.mark.parametrize("field", ["action_delay", "joint_friction"])
+def test_a_quantity_of_the_hardware_can_change_within_an_episode(field: str) -> None:
+    sim = {"randomization": {"changing": {"field": field, "range": [0.0, 0.04], **OFTEN}}}
+    warp, mujoco = make("reach", **sim), pool("reach", N, sim=sim)
+    warp.reset(make_sampler(mujoco))
+    (live,) = mujoco.randomizer.fields.values.values()
+    seen = set()
+    for _ in range(8):
+        warp.step(torch.zeros(N, 4))
+        mujoco.step(torch.zeros(N, 4))
+        assert_same_models(warp, mujoco)
+        seen.add(float(live.sum()))
+    assert len(seen) > 2
+
+
+@kernels
 def test_the_last_observation_is_measured_after_the_last_step() -> None:
     env = make("pick_place", options={"max_episode_steps": 2}, randomization=TERMS, cameras=CAMERAS)
     env.autoreset = False

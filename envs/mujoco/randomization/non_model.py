@@ -28,6 +28,8 @@ PRESLIDING = 0.001  # rad or m that a joint moves before its dry friction is ove
 class Value(Target):
     """A quantity with ``size`` numbers per env, float64 [N, size]."""
 
+    simulated = False
+
     def __init__(self, num_envs: int, size: int, device: torch.device) -> None:
         self.size, self.value_NE = size, torch.zeros(num_envs, size, dtype=torch.float64, device=device)
 
