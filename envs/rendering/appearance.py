@@ -20,7 +20,8 @@ from embodied.envs.rendering.config import CameraRandomization
 
 PREFIXES = ("", "left/", "right/")  # of the names of one robot's bodies, and of those of two
 COLLISION_GROUP = 3  # geoms of this group and above are not shown
-SYNCED_FIELDS = ("geom_type", "geom_size", "geom_rgba", "geom_rbound", "geom_aabb")  # may differ between simulations
+SYNCED_FIELDS = ("geom_type", "geom_size", "geom_pos", "geom_rgba", "geom_rbound", "geom_aabb")
+"""Fields of the model in which simulations may differ."""
 
 
 def add_visuals(spec: mujoco.MjSpec, file: Path | None) -> mujoco.MjModel:

@@ -76,23 +76,25 @@ class Layer:
         model, shape = twin.batch.model, (len(twin.sims), len(geoms))
         self.twin, self.geoms, self.scenery, self.xpos, self.xmat = twin, geoms, scenery, xpos, xmat
         self.bodies, self._body_g = np.unique(model.geom_bodyid[geoms], return_inverse=True)
-        self._pos_g31 = model.geom_pos[geoms][..., None]
         rotation_g9 = np.empty((len(geoms), 9))
         for row, geom in zip(rotation_g9, geoms, strict=True):
             mujoco.mju_quat2Mat(row, model.geom_quat[geom])
         self._rotation_g33 = rotation_g9.reshape(-1, 3, 3)
         self._kind_Ng, self._size_Ng3 = np.empty(shape, np.int32), np.empty((*shape, 3), np.float32)
+        self._pos_Ng31 = np.empty((*shape, 3, 1))  # in the body's frame
         self._bounds = np.empty_like(self._size_Ng3), np.empty_like(self._size_Ng3)
         others = [g for g, geom in enumerate(geoms) if model.geom_type[geom] not in SOLIDS]  # such as meshes
         self._ray_cast = {g: _twin_of_one(twin, spec, int(geoms[g])) for g in others}
 
     def copy_geoms(self, rows: Ids) -> None:
-        """Copy the types and sizes of geoms from twins ``rows``."""
-        fields = ("geom_type", "geom_size", "geom_rbound")
-        kind, size, rbound = (field_values(self.twin.batch, name, rows)[:, self.geoms] for name in fields)
-        self._kind_Ng[rows], self._size_Ng3[rows] = kind, size
+        """Copy the types, sizes and positions of geoms from twins ``rows``."""
+        fields = ("geom_type", "geom_size", "geom_rbound", "geom_pos")
+        kind, size, rbound, pos = (field_values(self.twin.batch, name, rows)[:, self.geoms] for name in fields)
+        self._kind_Ng[rows], self._size_Ng3[rows], self._pos_Ng31[rows] = kind, size, pos[..., None]
         for ours, new in zip(self._bounds, bounds(kind, self._size_Ng3[rows], rbound), strict=True):
             ours[rows] = new
+        for twin in self._ray_cast.values():
+            twin.copy_geoms(rows)
 
     def poses(self, sims: Ids) -> Array:
         """Return position and rotation matrix of every body, [n, b, 12]."""
@@ -120,12 +122,12 @@ class Layer:
 
     def _to_camera(self, target: RenderTarget) -> tuple[Array32, Array32]:
         """Return the geoms' centres [3, n, g] and component i of their axis k [i, k, n, g] in camera coordinates."""
-        at = np.ix_(target.sims, self.bodies)
+        at, rows = np.ix_(target.sims, self.bodies), target.sims - self.twin.sims[0]
         to_camera_n133 = target.rotation_n33.transpose(0, 2, 1)[:, None]
         body_nb33 = to_camera_n133 @ self.xmat[at].reshape(len(target.sims), -1, 3, 3)
         body_nb31 = to_camera_n133 @ (self.xpos[at] - target.origin_n3[:, None])[..., None]
         turn_ng33 = body_nb33[:, self._body_g]
-        center_ng3 = (body_nb31[:, self._body_g] + turn_ng33 @ self._pos_g31)[..., 0]
+        center_ng3 = (body_nb31[:, self._body_g] + turn_ng33 @ self._pos_Ng31[rows])[..., 0]
         axes_ng33 = turn_ng33 @ self._rotation_g33
         return (
             np.ascontiguousarray(center_ng3.transpose(2, 0, 1), np.float32),

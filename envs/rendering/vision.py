@@ -96,7 +96,7 @@ class Rig:
         self.scenery.start(ids, rng, self.copy_geoms(ids))
 
     def copy_geoms(self, ids: Ids) -> Array:
-        """Copy types, sizes and colours of geoms in simulations ``ids``; return the colours of all, [n, g, 4]."""
+        """Copy the geoms' looks and places in simulations ``ids``; return the colours of all, [n, g, 4]."""
         raise NotImplementedError
 
 
@@ -177,7 +177,7 @@ class _Painter:
         self._backdrops: dict[str, _Backdrop] = {}  # by camera
 
     def copy_geoms(self, ids: Ids) -> Array:
-        """Copy types, sizes and colours of geoms from those of simulations ``ids`` that this painter renders.
+        """Copy types, sizes, positions and colours of geoms from simulations ``ids`` that this painter renders.
 
         Returns the colours of all geoms in them, [n, g, 4].
         """

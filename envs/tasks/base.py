@@ -139,6 +139,9 @@ class Task:
             add_scene(spec, Path(self.config.scene))
         with self._told():
             self.build_scene(spec)
+        free = [body for body in spec.bodies if any(x.type == mujoco.mjtJoint.mjJNT_FREE for x in body.joints)]
+        for number, geom in enumerate(geom for body in free for geom in body.geoms):
+            geom.name = geom.name or f"#{number}"  # images find by its name what changes its size
         return spec
 
     def compiled(self, spec: mujoco.MjSpec) -> mujoco.MjModel:

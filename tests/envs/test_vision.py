@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import mujoco
@@ -165,6 +166,33 @@ def test_shapes_and_colours_of_single_simulations_are_shown() -> None:
     kind[1, cube], size[1, cube] = kind[0, cube], size[0, cube]
     after = video.render()
     assert [bool((a != b).any()) for a, b in zip(before, after, strict=True)] == [False, True, True]
+
+
+def test_parts_of_an_object_are_shown_where_they_are_in_each_simulation() -> None:
+    env = pool("lift_bar", 3, sim={"randomization": {"size": {"field": "object_size", "range": [1.3, 1.3]}}})
+    pos, handle = env.batch.expand("geom_pos"), env.model.geom("left_handle").id
+    assert pos[0, handle, 1] == pytest.approx(0.39)
+    pos[1, handle, 0] = 0.1
+    camera = Camera("low", 96, 96, 60.0, pos=(1.2, 0.0, 0.1), lookat=(0.5, 0.0, 0.03))
+    rig = rig_of(env, camera)
+    shown, true = rig.render(segmentation=True)["segmentation.low"].numpy(), render(env.batch, camera)["segmentation"]
+    for name in ("left_handle", "right_handle"):
+        here, there = shown == rig.model.geom(name).id, true == env.model.geom(name).id
+        assert there.sum() > 20
+        assert (here & there).sum() > 0.9 * (here | there).sum(), name
+
+
+def test_objects_without_names_change_their_size_in_pictures_too(tmp_path: Path) -> None:
+    geom = "<body pos='0.5 0.4 0.05'><freejoint/><geom size='0.05'/></body>"
+    (tmp_path / "ball.xml").write_text(f"<mujoco><worldbody>{geom}</worldbody></mujoco>")
+    camera, area = Camera("above", 64, 64, 60.0, pos=(0.5, 0.4, 0.5), lookat=(0.5, 0.41, 0.0)), []
+    for factor in (1.0, 1.5):
+        size = {"size": {"field": "object_size", "range": [factor, factor]}}
+        env = pool("reach", 1, config={"scene": str(tmp_path / "ball.xml")}, sim={"randomization": size})
+        rig = rig_of(env, camera)
+        of_body = rig.model.geom_bodyid[rig.render(segmentation=True)["segmentation.above"]]
+        area.append((of_body == env.model.jnt_bodyid[env.model.jnt_type == mujoco.mjtJoint.mjJNT_FREE]).sum())
+    assert area[1] > 1.8 * area[0] > 0
 
 
 # -- the pool --------------------------------------------------------------------------------------------------------

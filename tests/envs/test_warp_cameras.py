@@ -79,6 +79,24 @@ def test_all_solids_are_painted_as_they_are_drawn() -> None:
             assert any(bool((expected[f"segmentation.{camera}"] == geom).any()) for camera in ("front", "wide"))
 
 
+def test_geoms_whose_place_differs_between_simulations_are_painted_where_they_are_drawn() -> None:
+    spec = on_table(PANDA)
+    body = spec.worldbody.add_body(name="bar", pos=[0.5, 0.2, 0.2])
+    body.add_freejoint()
+    for name, y in (("bar", 0.0), ("end", 0.1)):
+        body.add_geom(name=name, type=mujoco.mjtGeom.mjGEOM_BOX, size=[0.05, 0.05, 0.05], pos=[0, y, 0])
+    drawn, painted = rigs(spec, [FRONT])
+    before = drawn.render()
+    drawn.batch.expand("geom_pos")[1, drawn.batch.model.geom("end").id] = [0.0, 0.1, 0.15]
+    for rig in (drawn, painted):
+        rig.start(np.arange(N), None)
+    expected, images = drawn.render(), painted.empty()
+    painted.paint(images, torch.ones(N, dtype=torch.bool))
+    assert_alike(images, expected)
+    changed = (expected["images.front"] != before["images.front"]).flatten(1).any(1)
+    assert changed.tolist() == [i == 1 for i in range(N)]
+
+
 def test_a_robot_without_a_file_of_its_looks_is_painted_as_it_is_drawn() -> None:
     robot = build_robot("so101", {})
     drawn, painted = rigs(on_table(robot), [FRONT.scaled(robot.scale.reach), WRIST], robot.coarse)

@@ -58,11 +58,9 @@ class DeviceRig(Rig):
         turn_G9 = np.empty((model.ngeom, 9))
         for row, quat in zip(turn_G9, model.geom_quat, strict=True):
             mujoco.mju_quat2Mat(row, quat)
-        fixed = [
-            torch.tensor(x).to(sims.device) for x in (model.geom_bodyid, *map(np.float32, (model.geom_pos, turn_G9)))
-        ]
         of_bodies, live = [sims.bind("xpos"), sims.bind("xmat")], self._live
-        of_geoms = [*fixed, live["kind"], live["size"], live["rgba"]]
+        fixed = [torch.tensor(x).to(sims.device) for x in (model.geom_bodyid, np.float32(turn_G9))]
+        of_geoms = [*fixed, live["geom_pos"], live["kind"], live["size"], live["rgba"]]
         scene = [live["sun"], live["brightness"], *of_bodies, *of_geoms]
         ground = [model.geom(name).id for name in ("table_top", "floor")]
         self._inputs = []  # of the kernel after ``shown_N``, by camera
@@ -86,8 +84,9 @@ class DeviceRig(Rig):
 
     def copy_geoms(self, ids: Ids) -> Array:
         self._twin.copy_geoms(ids)
-        kind, size, radius = (field_values(self._twin.batch, f"geom_{x}", ids) for x in ("type", "size", "rbound"))
-        self._send(ids, {"kind": kind, "size": np.concatenate([size, radius[..., None]], -1)})
+        fields = ("type", "size", "rbound", "pos")
+        kind, size, radius, pos = (field_values(self._twin.batch, f"geom_{x}", ids) for x in fields)
+        self._send(ids, {"kind": kind, "size": np.concatenate([size, radius[..., None]], -1), "geom_pos": pos})
         return geom_colors(self._twin.batch, ids)
 
     def paint(self, images: Obs, shown_N: Tensor) -> None:

@@ -112,8 +112,8 @@ def paint(
     xpos_NB: wp.array2d[wp.vec3],
     xmat_NB: wp.array2d[wp.mat33],
     body_G: wp.array[int],
-    pos_G: wp.array[wp.vec3],
     rotation_G: wp.array[wp.mat33],
+    pos_NG: wp.array2d[wp.vec3],
     kind_NG: wp.array2d[int],
     size_NG: wp.array2d[wp.vec4],
     rgba_NG: wp.array2d[wp.vec4],
@@ -137,13 +137,13 @@ def paint(
 
     # table, floor and sky
     light = lit(wp.vec3(0.0, 0.0, 1.0), wp.vec3(way[0], way[1], wp.min(way[2], 0.0)), sun) * brightness
-    depth = (pos_G[table][2] - origin[2]) / ray[2]
-    beside, half = wp.abs(origin + depth * ray - pos_G[table]), size_NG[n, table]
+    depth = (pos_NG[n, table][2] - origin[2]) / ray[2]
+    beside, half = wp.abs(origin + depth * ray - pos_NG[n, table]), size_NG[n, table]
     if depth > 0.0 and ray[2] < 0.0 and beside[0] <= half[0] and beside[1] <= half[1]:
         color = light * wp.vec3(rgba_NG[n, table][0], rgba_NG[n, table][1], rgba_NG[n, table][2])
     else:
         color = (SKY_LOW + wp.sqrt(wp.max(way[2], 0.0)) * (SKY_HIGH - SKY_LOW)) * brightness
-        depth = (pos_G[floor][2] - origin[2]) / ray[2]
+        depth = (pos_NG[n, floor][2] - origin[2]) / ray[2]
         if depth > 0.0 and ray[2] < 0.0:
             tiles = wp.floor((origin[0] + depth * ray[0]) / TILE_M) + wp.floor((origin[1] + depth * ray[1]) / TILE_M)
             share = 1.0 - wp.pow(wp.min(depth * wp.length(ray) / FAR_M, 1.0), 2.0)
@@ -157,7 +157,7 @@ def paint(
     glass_depth, glass = float(wp.inf), wp.vec4()
     for g in range(body_G.shape[0]):
         body, extent = body_G[g], size_NG[n, g]
-        offset = origin - xpos_NB[n, body] - xmat_NB[n, body] @ pos_G[g]
+        offset = origin - xpos_NB[n, body] - xmat_NB[n, body] @ pos_NG[n, g]
         near = offset - wp.dot(offset, way) * way
         if wp.length(near) >= 1.001 * extent[3]:
             continue
