@@ -218,6 +218,31 @@ def default_words() -> dict[str, Any]:
     }
 
 
+def test_meshes_and_bodies_that_carry_others_keep_size_and_inertia(tmp_path: Path) -> None:
+    corners = "0 0 0  .1 0 0  0 .1 0  0 0 .1"
+    (tmp_path / "things.xml").write_text(f"""<mujoco>
+        <asset><mesh name="tetra" vertex="{corners}"/></asset>
+        <worldbody>
+            <body name="mug" pos="0.4 0.5 0.2"><freejoint/><geom type="mesh" mesh="tetra" mass="0.1"/></body>
+            <body name="box" pos="0.6 0.5 0.2"><freejoint/><geom name="box" type="box" size=".05 .05 .05"/>
+                <body name="lid" pos="0 0 0.06"><joint/><geom type="box" size=".05 .05 .01"/></body>
+            </body>
+            <body name="ball" pos="0.5 0.7 0.2"><freejoint/><geom name="ball" size="0.05" mass="0.1"/></body>
+        </worldbody>
+    </mujoco>""")
+    size = {"size": {"field": "object_size", "range": [1.3, 1.3]}}
+    env = pool("lift", 2, config={"scene": str(tmp_path / "things.xml")}, sim={"randomization": size})
+    for field in ("body_inertia", "body_mass", "body_invweight0"):
+        values, nominal = env.batch.expand(field), getattr(env.model, field)
+        for name in ("scene/mug", "scene/box", "scene/lid"):
+            body = env.model.body(name).id
+            np.testing.assert_allclose(values[:, body], np.stack([nominal[body]] * 2), rtol=1e-12)
+    for name, factor in (("scene/box", 1.0), ("scene/ball", 1.3), ("cube", 1.3)):
+        geom = env.model.geom(name).id
+        np.testing.assert_allclose(env.batch.expand("geom_size")[:, geom], factor * env.model.geom_size[[geom] * 2])
+    assert set(env.view.sizes) == {"scene/ball", "cube"}
+
+
 def test_sizes_and_masses_vary_together() -> None:
     terms = {"size": {"field": "object_size", "range": [0.9, 1.1], "each": True},
              "mass": {"field": "body_mass", "names": ["objects"], "range": [0.5, 2.0], "each": True}}  # fmt: skip

@@ -11,6 +11,7 @@ from torch import Tensor
 from embodied.envs.mujoco.config import Shape
 from embodied.envs.mujoco.randomization.randomizer import Target, free_bodies
 from embodied.envs.mujoco.scene import add_object
+from embodied.envs.rendering.solids import SOLIDS
 
 # by field: power of the factor; geoms' frames, bounds and bounding volumes grow with the size
 _POWERS = {"geom_size": 1, "geom_pos": 1, "geom_rbound": 1, "geom_aabb": 1, "bvh_aabb": 1, "body_ipos": 1,
@@ -22,21 +23,25 @@ SIZE_FIELDS = tuple(_POWERS)
 class ObjectSizes(Target):
     """Factors of the sizes of all free bodies. Masses stay, so inertia grows with the square.
 
+    Bodies with meshes, whose size the engine cannot change, and bodies that carry others keep their size.
     A task may change shapes when an episode begins, so ``restore`` comes before its reset and ``apply`` after it.
     like: tensor with the type and device that ``by_name`` has.
     """
 
     def __init__(self, batch: Batch, like: Tensor) -> None:
         self.batch, model = batch, batch.model
-        bodies = np.array(free_bodies(model), dtype=np.int64)
-        self.size = len(bodies)
+        free = np.array(free_bodies(model), dtype=np.int64)
+        self.size = len(free)
         self.factor_NB = np.ones((batch.nsim, self.size))
+        rigid = ~np.isin(free, model.body_parentid)
+        column = np.flatnonzero(rigid & ~np.isin(free, model.geom_bodyid[~np.isin(model.geom_type, list(SOLIDS))]))
+        bodies = free[column]
         geoms = np.flatnonzero(np.isin(model.geom_bodyid, bodies))
         volumes = [model.body_bvhadr[b] + np.arange(model.body_bvhnum[b]) for b in bodies]
-        body_of_volume = np.repeat(np.arange(self.size), [len(rows) for rows in volumes])
+        body_of_volume = np.repeat(column, [len(rows) for rows in volumes])
         rows_of = {
-            "geom": (geoms, np.searchsorted(bodies, model.geom_bodyid[geoms])),
-            "body": (bodies, np.arange(self.size)),
+            "geom": (geoms, np.searchsorted(free, model.geom_bodyid[geoms])),
+            "body": (bodies, column),
             "bvh": (np.concatenate([*volumes, np.zeros(0, int)]), body_of_volume),
         }
         self._fields = {}
@@ -45,7 +50,9 @@ class ObjectSizes(Target):
             if np.any(getattr(model, name)[rows]):
                 self._fields[name] = batch.expand(name), rows, body_of_row, power
         self._shown_NB = torch.from_numpy(self.factor_NB).to(like)  # the same memory where nothing is converted
-        self.by_name = {model.body(int(body)).name: self._shown_NB[:, i] for i, body in enumerate(bodies)}
+        self.by_name = {
+            model.body(int(body)).name: self._shown_NB[:, i] for i, body in zip(column, bodies, strict=True)
+        }
         """Factor of each object in every simulation, [N], by the name of its body; current after ``apply``."""
 
     def write(self, ids: np.ndarray, value_nE: np.ndarray) -> None:
