@@ -39,7 +39,17 @@ class Quantity:
 
     term: Term
     read: Callable[[], Tensor] | None = None
-    """Return the quantity, [N, size], in the term's unit. None: it follows from the term's ``difference``."""
+    """Return the quantity, [N, size], in the term's unit. None: it follows from others."""
+    compute: Callable[[Mapping[str, Tensor]], Tensor] | None = None
+    """Compute the quantity from tools (``tcp_pos``) and quantities before it, by name, which may be measured values.
+    None: by the term's ``difference``."""
+    observed: bool = True
+    """False: it is perceived, and what is computed from it is observed."""
+
+    def derive(self, parts: Mapping[str, Tensor]) -> Tensor:
+        """Return the quantity as it follows from others, by name."""
+        derived: Tensor = self.term.derive(parts, torch) if self.compute is None else self.compute(parts)
+        return derived
 
 
 class Task:
@@ -116,7 +126,7 @@ class Task:
         return (StartStage("held", self.config.held_starts),) if self.held_object else ()
 
     def observed(self) -> tuple[Quantity, ...]:
-        """Return the quantities of ``obs["state"]`` after the robot's own, in order."""
+        """Return the quantities of ``obs["state"]`` after the robot's own, in order; and those they follow from."""
         raise NotImplementedError
 
     def observed_by_critic(self) -> tuple[Quantity, ...]:
@@ -124,8 +134,8 @@ class Task:
         raise NotImplementedError
 
     def state_terms(self) -> tuple[Term, ...]:
-        """Return the terms of ``observed``."""
-        return tuple(quantity.term for quantity in self.observed())
+        """Return the terms of what is observed after the robot's own."""
+        return tuple(quantity.term for quantity in self.observed() if quantity.observed)
 
     def build_scene(self, spec: mujoco.MjSpec) -> None:
         """Add the task's objects to a spec that holds the robot and the table."""
@@ -253,12 +263,14 @@ class Task:
 
 
 def _read(quantities: Sequence[Quantity], view: View) -> dict[str, Tensor]:
-    """Read quantities by name; those with a ``difference`` follow from tools (``tcp_pos``) and those before."""
+    """Read quantities by name; those without ``read`` follow from tools (``tcp_pos``) and those before."""
     values = dict(view.tools)
     for quantity in quantities:
         term, rule = quantity.term, quantity.term.difference
         if quantity.read is not None:
             values[term.name] = quantity.read()
+        elif quantity.compute is not None:
+            values[term.name] = quantity.compute(values)
         else:
             assert rule is not None
             of, minus = (pad(values[x], (0, term.size - values[x].shape[1])) for x in (rule.of, rule.minus))

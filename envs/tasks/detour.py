@@ -52,7 +52,8 @@ class Detour(GoalTask):
         return (
             Quantity(Term("goal", 3, "m", "base", meaning="x, y, z of the goal"), lambda: self.goal),
             Quantity(Term("goal_from_tcp", 3, "m", "base", difference=Difference("goal", "tcp_pos"))),
-            Quantity(post, lambda: (self.post - self.view.tcp_pos)[:, :2]),
+            Quantity(Term("post", 2, "m", "base"), lambda: self.post[:, :2], observed=False),
+            Quantity(post, compute=lambda parts: parts["post"] - parts["tcp_pos"][:, :2]),
         )
 
     def observed_by_critic(self) -> tuple[Quantity, ...]:

@@ -3,6 +3,7 @@
 It is too heavy for one hand at one end, in which it would tilt.
 """
 
+from collections.abc import Mapping
 from itertools import product
 
 import mujoco
@@ -62,7 +63,8 @@ class LiftBar(Task):
     def observed(self) -> tuple[Quantity, ...]:
         below = Term("handles_below_goal", 2, "m", meaning="height of the goal minus that of each handle, left first")
         handles = [common.cube_quantities(self, f"{side}_handle", f"{side}_tcp_pos") for side in SIDES]
-        return *handles[0], *handles[1], Quantity(below, self._below)
+        goal = Quantity(Term("goal", 3, "m", "base"), lambda: self.goal, observed=False)
+        return *handles[0], *handles[1], goal, Quantity(below, compute=self._below_goal)
 
     def observed_by_critic(self) -> tuple[Quantity, ...]:
         return (
@@ -72,7 +74,11 @@ class LiftBar(Task):
 
     def _below(self) -> Tensor:
         """Return how far each handle is below the goal, m [N, 2]."""
-        return self.goal[:, 2:] - torch.stack([view.position(name)[:, 2] for view, name in self.hands], -1)
+        return self._below_goal({"goal": self.goal} | {f"{name}_pos": view.position(name) for view, name in self.hands})
+
+    def _below_goal(self, places: Mapping[str, Tensor]) -> Tensor:
+        """Return how far each handle is below the goal, m [N, 2], from their places by name."""
+        return places["goal"][:, 2:] - torch.stack([places[f"{side}_handle_pos"][:, 2] for side in SIDES], -1)
 
     def _grasped(self) -> Tensor:
         """Return whether each hand holds its handle, bool [N, 2]."""

@@ -94,6 +94,26 @@ def test_derived_terms_follow_from_the_measured_ones() -> None:
     np.testing.assert_allclose(part(env, obs, "tray_from_cube")[:, 2], -cube[:, 2], atol=1e-6)
 
 
+def test_what_follows_from_the_tool_or_a_handle_is_computed_from_their_measurements() -> None:
+    errors = {"joint_noise": 0.01, "encoder_offset": (-0.02, 0.02), "object_offset": (-0.03, 0.03)}
+    env = with_terms("detour", 3, **errors)
+    env.step(actions([0, 1, 2], 3, 4))
+    obs, offset = env.observe(), env.non_model.values["object_offset"].numpy()
+    post = part(env, obs, "post_from_tcp") + part(env, obs, "tcp_pos")[:, :2]
+    np.testing.assert_allclose(post, env.task.post[:, :2].numpy() + offset[:, :2], atol=1e-6)
+
+    env = with_terms("lift_bar", 3, object_noise=0.01, **errors)
+    for _ in range(2):
+        obs = env.observe()
+        heights = [part(env, obs, f"{side}_handle_pos")[:, 2] for side in ("left", "right")]
+        left, right = part(env, obs, "handles_below_goal").T + heights
+        np.testing.assert_allclose(left, right, atol=1e-6)  # both are the measured height of the goal
+        error = left - env.task.goal[:, 2].numpy() - env.non_model.values["object_offset"][:, 2].numpy()
+        assert (1e-4 < np.abs(error)).all()
+        assert (np.abs(error) < 0.05).all()
+        env.step(actions([0, 1, 2], 1, 8))
+
+
 def test_offsets_stay_for_an_episode_and_change_with_it() -> None:
     env = with_terms("lift", 50, 6, encoder_offset=(-0.01, 0.01), object_offset=(-0.03, 0.03))
 

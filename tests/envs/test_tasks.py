@@ -47,6 +47,7 @@ def test_observations_are_named(task: str) -> None:
     parts, hidden = {**env.arm.observe(), **env.task.observe()}, env.task.privileged()
     assert not set(parts) & set(hidden), "privileged parts are for the critic alone"
     sizes = {term.name: term.size for term in (*spec.state, *spec.privileged)}
+    sizes |= {quantity.term.name: quantity.term.size for quantity in env.task.observed() if not quantity.observed}
     assert {name: value.shape for name, value in {**parts, **hidden}.items()} == {n: (3, sizes[n]) for n in sizes}
     at = [name.split("[")[0] for name in spec.state_names].index("tcp_pos")
     torch.testing.assert_close(obs["state"][:, at : at + 3], env.view.tcp_pos.float(), rtol=0, atol=0)

@@ -62,9 +62,9 @@ class Sensing:
         noise: Noise,
     ) -> None:
         self.task, self.arm, self.values, self.noise = task, arm, values, noise
-        terms, self.device = task.state_terms(), arm.joint_pos.device
-        self.external = [term for term in terms if term.source == "external" and term.difference is None]
-        self.derived = [term for term in terms if term.difference is not None]
+        quantities, self.device = task.observed(), arm.joint_pos.device
+        self.external = [q.term for q in quantities if q.read is not None and q.term.source == "external"]
+        self.derived = [q for q in quantities if q.read is None]
         units = [term.unit for term in self.external for _ in range(term.size)]
         metric = np.flatnonzero([unit == "m" for unit in units])
         axis = np.array([i for term in self.external for i in range(term.size)], dtype=np.int64)[metric]
@@ -128,8 +128,8 @@ class Sensing:
         for term in self.external:
             parts[term.name] = external[:, first : first + term.size]
             first += term.size
-        for term in self.derived:
-            parts[term.name] = term.derive(parts, torch)
+        for quantity in self.derived:
+            parts[quantity.term.name] = quantity.derive(parts)
         return parts
 
     def state_dict(self) -> dict[str, Tensor]:

@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from embodied.core.arm import Chain
 from embodied.core.errors import UserError
 from embodied.core.process.child import end_with_parent
 from embodied.core.seeds import Purpose, first_env_seed
@@ -49,9 +50,9 @@ class SimulatedArm:
         self.pool.observe_images = False
         if self.pool.spec.arm is None:
             raise UserError(f"task {task['name']} does not describe the arm of its robot")
-        self.joints = [joint.name for joint in self.pool.spec.arm.joints]
-        of_task = self.pool.task.state_terms()
-        self.external = [term for term in of_task if term.source == "external" and term.difference is None]
+        self.chain, self.joints = Chain(self.pool.spec.arm), [joint.name for joint in self.pool.spec.arm.joints]
+        of_task = self.pool.task.observed()
+        self.perceived = [q for q in of_task if q.term.source == "external" and q.term.difference is None]
         self.timestep_s = float(self.pool.model.opt.timestep)
         self.steps_per_frame = max(1, round(FILM_DT_S / self.timestep_s))
         self.reset(0, 0)
@@ -109,11 +110,17 @@ class SimulatedArm:
         found: dict[str, Any] = {f"{name}.pos": float(value) for name, value in zip(self.joints, qpos, strict=True)}
         found |= {f"{name}.vel": float(value) for name, value in zip(self.joints, qvel, strict=True)}
         found["gripper.pos"] = float(arm.finger_qpos[0].mean())
-        quantities = self.pool.task.observe()
-        for term in self.external:
-            noise_m = p.object_noise_m if term.unit == "m" else 0.0
-            values = quantities[term.name][0].numpy() + noise_m * self.random.standard_normal(term.size)
-            found |= dict(zip(term.entry_names, map(float, values), strict=True))
+        quantities, parts = self.pool.task.observe(), {"tcp_pos": torch.from_numpy(self.chain.tool(qpos)[0])[None]}
+        for quantity in self.perceived:
+            term = quantity.term
+            if quantity.read is None:  # it follows from what is measured
+                parts[term.name] = quantity.derive(parts)
+            else:
+                noise_m = p.object_noise_m if term.unit == "m" else 0.0
+                error = noise_m * torch.from_numpy(self.random.standard_normal(term.size))
+                parts[term.name] = quantities[term.name][:1] + error
+            if quantity.observed:
+                found |= dict(zip(term.entry_names, parts[term.name][0].tolist(), strict=True))
         rendered = self.pool.rig.render(None) if images and self.pool.rig is not None else {}
         return found | {name.removeprefix("images."): value[0].numpy() for name, value in rendered.items()}
 
