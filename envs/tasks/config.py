@@ -18,6 +18,10 @@ PANDA_SPEED = 1.2  # m/s of the Panda's tool at action 1
 GRASP_M = 0.03  # greatest half width between fingers that open to 0.04 m on each side
 
 
+class OfPanda(int):
+    """A default time limit, control steps: an object of its own, so that the same number can be given."""
+
+
 @config_dataclass
 class TaskConfig:
     """Options that every task has.
@@ -42,7 +46,7 @@ class TaskConfig:
     """Hash of the task's own Python file, which a run keeps; empty for a task of this project."""
     control: dict[str, Any] = field(default_factory=dict)
     """The robot's options, which say how actions move it; for the Panda those of ``ControlConfig``."""
-    max_episode_steps: PositiveInt = 80
+    max_episode_steps: PositiveInt = OfPanda(80)
     """Time limit, control steps."""
     control_dt_s: float = 0.05
     """Length of a control step, s."""
@@ -53,6 +57,10 @@ class TaskConfig:
     distribution wider than the task's helps exploration (Kakade and Langford 2002; reverse curriculum: Florensa et al.
     2017).
     """
+
+    def __init_subclass__(cls) -> None:
+        if isinstance(steps := vars(cls).get("max_episode_steps"), int):
+            cls.max_episode_steps = OfPanda(steps)
 
     def __post_init__(self) -> None:
         if (path := robot_path(self.robot)) and path.parent != FOLDER:
@@ -77,11 +85,11 @@ class TaskConfig:
                 scaled = tuple(factor * x for x in value) if isinstance(value, tuple) else factor * value
                 object.__setattr__(self, option.name, scaled)
 
-        if robot_path(self.robot) is not None and self.max_episode_steps == type(self).max_episode_steps:
+        if isinstance(steps := self.max_episode_steps, OfPanda):
             # as long as the way takes, but no shorter than for the Panda: a gripper needs its time
             speed = control.delta_m / self.control_dt_s / PANDA_SPEED
-            steps = self.max_episode_steps * max(1.0, scale.reach / speed)
-            object.__setattr__(self, "max_episode_steps", round(steps))
+            factor = 1.0 if path is None else max(1.0, scale.reach / speed)
+            object.__setattr__(self, "max_episode_steps", round(steps * factor))
 
     def substeps(self, timestep_s: float) -> int:
         """Return the number of physics steps in a control step; UserError unless it is whole."""

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
+import gymnasium
 import numpy as np
 import pytest
 import torch
 import yaml
 
+from embodied.core.options import PositiveInt, config_dataclass, from_mapping
 from embodied.envs import make_pool, make_sampler
 from embodied.envs.mujoco.pool import MujocoPool
 from embodied.envs.tasks.config import LiftConfig, TabletopConfig
@@ -90,7 +92,39 @@ def test_a_slow_tool_has_more_time_and_a_given_limit_wins() -> None:
     assert LiftConfig(control=slow).max_episode_steps == 64
     assert LiftConfig(robot="so101").max_episode_steps == 64
     assert LiftConfig(robot="so101", control=slow).max_episode_steps == 174
-    assert LiftConfig(robot="so101", control=slow, max_episode_steps=50).max_episode_steps == 50
+    for given in (50, 64):  # 64 is the Panda's
+        chosen = LiftConfig(robot="so101", control=slow, max_episode_steps=given)
+        assert chosen.max_episode_steps == given
+        assert from_mapping(LiftConfig, asdict(chosen)) == chosen
+
+
+def test_a_task_of_a_user_has_the_time_that_its_robot_needs_unless_a_limit_is_given() -> None:
+    @config_dataclass
+    class Short(LiftConfig):
+        max_episode_steps: PositiveInt = 40
+
+    @config_dataclass
+    class Same(Short):
+        pass
+
+    slow = {"delta_m": 0.01}
+    for config in (Short, Same):
+        assert config().max_episode_steps == 40
+        assert config(robot="so101", control=slow).max_episode_steps == 109
+        assert config(robot="so101", control=slow, max_episode_steps=40).max_episode_steps == 40
+        assert type(config().max_episode_steps) is int
+
+
+@pytest.mark.parametrize("limit", [None, 3, 64, 70])
+def test_gymnasium_s_env_and_pool_have_the_same_time_limit(limit: int | None) -> None:
+    options = {"control": {"delta_m": 0.01}} | ({} if limit is None else {"max_episode_steps": limit})
+    one = gymnasium.make("embodied/SO101Lift-v0", **options)
+    many = gymnasium.make_vec("embodied/SO101Lift-v0", num_envs=1, **options)
+    one.reset(seed=0)
+    many.reset(seed=0)
+    for step in range(1, (limit or 64) + 1):
+        alone, together = (env.step(np.zeros(env.action_space.shape, np.float32)) for env in (one, many))
+        assert alone[3] == together[3][0] == (step == (limit or 64)), step
 
 
 def test_words_of_a_user_leave_the_other_lengths_to_the_robot(tmp_path: Path) -> None:
