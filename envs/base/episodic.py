@@ -39,9 +39,9 @@ class Advance:
     """Whether each of ``EnvSpec.outcomes`` is true of the new state, bool [N], by name."""
     failed_N: Tensor | None = None
     """Whether the episode ends here as a termination, bool [N]; None: no episode does."""
-    broken_n: Tensor | None = None
-    """Ids of envs whose simulation diverged, int64 [n]; None: none. Their episodes are truncated and their decisions
-    count for nothing (``Timestep.num_steps_N`` is 0), because the state after a divergence means nothing."""
+    broken_N: Tensor | None = None
+    """Whether the simulation diverged, bool [N]; None: none did. The episode is truncated and the decision counts for
+    nothing (``Timestep.num_steps_N`` is 0), because the state after a divergence means nothing."""
     truncated_N: Tensor | None = None
     """Whether the simulator itself cuts the episode here, bool [N]; None: it cuts none. If the episode also failed, it
     ends as a termination. The time limits of plans are counted by EpisodicEnv."""
@@ -57,8 +57,7 @@ class Chunks:
         self.reward_NE = torch.zeros(num, length, device=action_NEA.device)
         self.num_steps_N = torch.zeros(num, dtype=torch.int64, device=action_NEA.device)
         no_N = torch.zeros(num, dtype=torch.bool, device=action_NEA.device)
-        self.ended_N, self.terminated_N = no_N, no_N.clone()
-        self.broken_N: Tensor | None = None
+        self.ended_N, self.terminated_N, self.broken_N = no_N, no_N.clone(), no_N.clone()
         self.info = {name: torch.zeros_like(no_N) for name in outcomes}
 
 
@@ -153,19 +152,22 @@ class EpisodicEnv(VecEnv):
     def run_chunks(self, chunks: Chunks) -> None:
         """Execute chunks control step by control step, and keep their results and the last observations."""
         action_NEA = chunks.action_NEA
-        alive_N = ~self.waiting_N if bool(self.waiting_N.any()) else None  # None: all are
+        alive_N, ids = ~self.waiting_N, None  # None: all
+        if bool(self.waiting_N.any()):
+            ids = alive_N.nonzero().squeeze(-1).cpu().numpy()
         for e in range(action_NEA.shape[1]):
-            ids = None if alive_N is None else alive_N.nonzero().squeeze(-1).cpu().numpy()
             if ids is not None and not len(ids):
                 break
             result = self.advance(action_NEA.select(1, e), ids)
             chunks.reward_NE[:, e], ended_N = self._count(chunks, result, alive_N)
+            self.check_rewards(chunks.reward_NE[:, e])
             if self.on_control_step is not None:
                 self.on_control_step(self)
-            if ended_N is not None:
+            if self._may_end(result) and bool(ended_N.any()):
                 if not self.ended_stay:
                     self._keep_final(ended_N)
-                alive_N = ~ended_N if alive_N is None else alive_N & ~ended_N
+                alive_N &= ~ended_N
+                ids = alive_N.nonzero().squeeze(-1).cpu().numpy()
         if self.ended_stay and bool(chunks.ended_N.any()):
             self._keep_final(chunks.ended_N)
 
@@ -219,50 +221,54 @@ class EpisodicEnv(VecEnv):
         self._soonest = int(self.steps_left_N.min())
         self._may_cut_N.copy_(torch.from_numpy(self.plans.seed_n % WHOLE_EVERY != 0))
 
-    def _count(self, chunks: Chunks, result: Advance, stepped_N: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """Count a control step of envs ``stepped_N`` (None: all); return rewards and ends (None: no end)."""
+    def check_rewards(self, reward_N: Tensor) -> None:
+        """Refuse rewards of a control step, 0 where none counts. A simulator that knows what made them says so."""
+
+    def _may_end(self, result: Advance) -> bool:
+        """Return whether an episode may have ended in a control step, without waiting for a device."""
+        self._soonest -= 1
+        causes = (result.failed_N, result.truncated_N, result.broken_N)
+        return self._soonest <= 0 or self.cut_after_success > 0 or any(cause_N is not None for cause_N in causes)
+
+    def _count(self, chunks: Chunks, result: Advance, stepped_N: Tensor) -> tuple[Tensor, Tensor]:
+        """Count a control step of envs ``stepped_N``; return rewards and ends, [N].
+
+        It never waits for a device, and what it changes keeps its address, so that its kernels can be recorded.
+        """
         if result.outcomes.keys() != self._once.keys():
             raise ValueError(f"advance: got outcomes {[*result.outcomes]}, the spec has {[*self._once]}")
-        counted_N, broken_N = stepped_N, None
-        if result.broken_n is not None and len(result.broken_n):  # a diverged state has neither reward nor outcome
-            broken_N = torch.zeros_like(chunks.ended_N).index_fill_(0, result.broken_n, True)
-            broken_N = broken_N if stepped_N is None else broken_N & stepped_N
-            counted_N = ~broken_N if stepped_N is None else stepped_N & ~broken_N
-            chunks.broken_N = broken_N if chunks.broken_N is None else chunks.broken_N | broken_N
-        reward_N = result.reward_N if counted_N is None else torch.where(counted_N, result.reward_N, 0.0)
+        counted_N = stepped_N
+        if result.broken_N is not None:  # a diverged state has neither reward nor outcome
+            counted_N = stepped_N & ~result.broken_N
+            chunks.broken_N |= stepped_N & result.broken_N
+        reward_N = torch.where(counted_N, result.reward_N, 0.0)
         for name, outcome_N in result.outcomes.items():
-            held_N = outcome_N.clone() if counted_N is None else outcome_N & counted_N
-            chunks.info[name] = held_N if stepped_N is None else torch.where(stepped_N, held_N, chunks.info[name])
+            held_N, latest_N = outcome_N & counted_N, chunks.info[name]
+            latest_N.copy_(torch.where(stepped_N, held_N, latest_N))
             self._once[name] |= held_N
         self._return_N += reward_N
-        made: int | Tensor = 1 if stepped_N is None else stepped_N.long()
-        chunks.num_steps_N += made
-        self.steps_left_N -= made
-        self._soonest -= 1
-        found = (result.failed_N, result.truncated_N, broken_N, self.cut_N(result.outcomes, stepped_N))
-        causes = [cause_N for cause_N in found if cause_N is not None]
-        if self._soonest > 0 and not causes:
-            return reward_N, None
+        chunks.num_steps_N += stepped_N
+        self.steps_left_N -= stepped_N.long()
         ended_N = self.steps_left_N <= 0
-        for cause_N in causes:
-            ended_N |= cause_N
-        if stepped_N is not None:
-            ended_N &= stepped_N
+        cut_N = self._cut_N(result.outcomes, stepped_N)
+        for cause_N in (result.failed_N, result.truncated_N, result.broken_N, cut_N):
+            if cause_N is not None:
+                ended_N |= cause_N
+        ended_N &= stepped_N
         if result.failed_N is not None:
-            failed_N = ended_N & result.failed_N
-            chunks.terminated_N |= failed_N if broken_N is None else failed_N & ~broken_N
+            chunks.terminated_N |= result.failed_N & counted_N
         chunks.ended_N |= ended_N
-        return reward_N, ended_N if bool(ended_N.any()) else None
+        return reward_N, ended_N
 
-    def cut_N(self, outcomes: Mapping[str, Tensor], stepped_N: Tensor | None) -> Tensor | None:
-        """Count a control step of success of envs ``stepped_N`` (None: all).
+    def _cut_N(self, outcomes: Mapping[str, Tensor], stepped_N: Tensor) -> Tensor | None:
+        """Count a control step of success of envs ``stepped_N``.
 
         Return whether ``cut_after_success`` cuts each episode, None if it never does.
         """
         if not self.cut_after_success or SUCCESS not in outcomes:
             return None
         row_N = (self._succeeding_N + 1) * outcomes[SUCCESS]
-        self._succeeding_N.copy_(row_N if stepped_N is None else torch.where(stepped_N, row_N, self._succeeding_N))
+        self._succeeding_N.copy_(torch.where(stepped_N, row_N, self._succeeding_N))
         return self._may_cut_N & (self._succeeding_N >= self.cut_after_success)
 
     def _keep_final(self, ended_N: Tensor) -> None:
@@ -289,8 +295,8 @@ class EpisodicEnv(VecEnv):
         return EpisodeStats(ids, return_M, torch.from_numpy(plans.time_limit_n) - left_M, plans, once, at_end)
 
     def _timestep(self, chunks: Chunks, episodes: EpisodeStats, rows: Tensor | None = None) -> Timestep:
-        if chunks.broken_N is not None:
-            chunks.reward_NE[chunks.broken_N], chunks.num_steps_N[chunks.broken_N] = 0.0, 0
+        chunks.reward_NE.masked_fill_(chunks.broken_N.unsqueeze(-1), 0.0)
+        chunks.num_steps_N.masked_fill_(chunks.broken_N, 0)
         obs = self.observe(None if rows is None else rows.numpy())
         at = slice(None) if rows is None else rows
         ended_n, terminated_n = chunks.ended_N[at], chunks.terminated_N[at]

@@ -137,13 +137,13 @@ class MujocoPool(EpisodicEnv):
             self.batch.step(ids, nstep=self.substeps, stage=self.stage)
         except SimulationError as error:
             raised = error.ids
-        broken_n = self.guard.check(raised)
+        broken_N = self.guard.check(raised)
         self.view.changed()
         self.non_model.moved()
-        result = step_result(self.task, broken_n)
-        if ids is None and broken_n is None:  # rows that were not stepped, or diverged, count for nothing
-            check_finite(self.task, result.reward_N)
-        return result
+        return step_result(self.task, broken_N)
+
+    def check_rewards(self, reward_N: Tensor) -> None:
+        check_finite(self.task, reward_N)
 
     def observe(self, ids: Ints | None = None) -> Obs:
         measured, true = self.non_model.observe(ids), {**self.task.privileged(), **self.task.observe()}
@@ -202,11 +202,11 @@ class MujocoPool(EpisodicEnv):
         return render
 
 
-def step_result(task: Task, broken_n: Tensor | None) -> Advance:
+def step_result(task: Task, broken_N: Tensor | None) -> Advance:
     """Return the result of a control step: reward, outcomes and failures of the present state."""
     success_N = task.success()
     reward_N = torch.stack(list(task.rewards(success_N).values())).sum(0).float()
-    return Advance(reward_N, {SUCCESS: success_N, **task.outcomes()}, task.failure(), broken_n)
+    return Advance(reward_N, {SUCCESS: success_N, **task.outcomes()}, task.failure(), broken_N)
 
 
 def pack_terms(terms: Sequence[Term], parts: Mapping[str, Tensor], ids: Ints | None = None) -> Tensor:
@@ -252,7 +252,7 @@ class NanGuard(StateDumps):
         np.copyto(self.before, self.batch.state)
 
     def check(self, raised: np.ndarray | None = None) -> Tensor | None:
-        """Write and reset the envs that broke in the last step; return their ids, int64 [n], or None if none did.
+        """Write and reset the envs that broke in the last step; return which did, bool [N], or None if none did.
 
         raised: ids of the envs in which the engine raised an error.
         """
@@ -267,4 +267,4 @@ class NanGuard(StateDumps):
         self.dump(ids, self.before[ids], self.batch.state[ids])
         self.batch.warning[ids] = 0
         self.batch.reset(ids)
-        return torch.from_numpy(ids)
+        return torch.from_numpy(broken)

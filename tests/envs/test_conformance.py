@@ -164,8 +164,8 @@ def test_a_simulator_may_step_all_envs_whatever_it_is_asked() -> None:
                 return made
             reward_N = torch.full_like(made.reward_N, torch.nan)
             reward_N[ids] = made.reward_N[ids]
-            broken_n = torch.tensor([i for i in range(self.num_envs) if i not in ids])
-            return replace(made, reward_N=reward_N, broken_n=broken_n)
+            broken_N = torch.from_numpy(~np.isin(np.arange(self.num_envs), ids))
+            return replace(made, reward_N=reward_N, broken_N=broken_N)
 
     check_env(lambda num_envs: Lockstep(num_envs, max_episode_steps=7))
 

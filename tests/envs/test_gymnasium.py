@@ -253,7 +253,7 @@ def test_an_env_that_diverged_gives_the_pictures_and_words_of_that_episode(
 ) -> None:
     env = TaskEnv("tabletop", sim={"dump_dir": str(tmp_path)}, **SEEN)
     told = env.reset(seed=0)[1]["instruction"]
-    monkeypatch.setattr(env.pool.guard, "check", lambda raised: torch.tensor([0]))
+    monkeypatch.setattr(env.pool.guard, "check", lambda raised: torch.tensor([True]))
     observation, _, _, truncated, info = env.step(np.zeros(4, np.float32))
     next_observation, next_info = env.reset()
     assert truncated

@@ -265,7 +265,7 @@ def test_a_group_meets_again_after_one_of_it_diverged(
     env = pool("lift", 4, 4, group_size=2, sim=sim)
     check, steps = env.guard.check, iter(range(100))
     monkeypatch.setattr(
-        env.guard, "check", lambda raised: torch.tensor([1]) if next(steps) == breaks_at - 1 else check(raised)
+        env.guard, "check", lambda raised: torch.arange(4) == 1 if next(steps) == breaks_at - 1 else check(raised)
     )
     ends = [env.step(torch.zeros(4, 2, 4)).truncated_N.tolist() for _ in range(4)]
     assert ends == [[False, early, False, False], [True] * 4, [False] * 4, [True] * 4]

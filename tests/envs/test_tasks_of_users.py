@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import mujoco
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -18,6 +19,7 @@ from embodied.core.options import config_dataclass
 from embodied.core.spec import Difference, Term
 from embodied.envs import make_sampler
 from embodied.envs.checks.robot import check_robot
+from embodied.envs.episodes.sampler import first_episodes
 from embodied.envs.episodes.seeding import EpisodeRng
 from embodied.envs.mujoco.config import SimConfig
 from embodied.envs.mujoco.pool import MujocoPool
@@ -219,6 +221,15 @@ def test_what_is_not_finite_later_is_named(task: type[Task], message: str) -> No
 
     with pytest.raises(UserError, match=f"{message}: not finite in [1-4] envs, such as"):
         until_the_lid_falls()
+
+
+def test_a_reward_that_is_not_finite_is_named_after_other_envs_have_ended_too() -> None:
+    env = started(LateReward(TaskConfig()))
+    plans = first_episodes(env.spec, 4, 0)
+    plans.time_limit_n[0] = 1
+    env.begin(np.arange(4), plans)
+    with pytest.raises(UserError, match=r"rewards\(\)\['odd'\]: not finite in [1-4] envs"):
+        env.step(torch.zeros(4, env.spec.max_episode_steps, 4))
 
 
 class UndefinedAtTheStart(Lid):

@@ -147,8 +147,8 @@ def test_a_decision_in_which_the_simulation_diverged_counts_for_nothing() -> Non
 
         def advance(self, action_NA: torch.Tensor, ids: Any) -> Advance:
             result = super().advance(action_NA, ids)
-            broken_n = torch.tensor([1]) if int(self.steps_left_N[1]) == 4 else None
-            return replace(result, broken_n=broken_n)
+            broken_N = torch.arange(N) == 1 if int(self.steps_left_N[1]) == 4 else None
+            return replace(result, broken_N=broken_N)
 
     server, _ = make_server()
     env = Fragile(N, max_episode_steps=6)

@@ -59,9 +59,7 @@ class RowByRowEnvpoolEnv(EnvpoolEnv):
             self._chunks = Chunks(chunk_nEA.new_zeros(self.num_envs, *chunk_nEA.shape[1:]), self._once)
         chunks = self._chunks
         chunks.action_NEA[ids], chunks.reward_NE[ids], chunks.num_steps_N[ids] = chunk_nEA, 0.0, 0
-        chunks.ended_N[ids] = chunks.terminated_N[ids] = False
-        if chunks.broken_N is not None:
-            chunks.broken_N[ids] = False
+        chunks.ended_N[ids] = chunks.terminated_N[ids] = chunks.broken_N[ids] = False
         self._under_way_N[ids] = True
         self._begin_step(chunk_nEA[:, 0], ids.numpy())
 
@@ -101,7 +99,7 @@ class RowByRowEnvpoolEnv(EnvpoolEnv):
         chunks.reward_NE[rows, at_n] = reward_N[rows]
         on_N = stepped_N & ~chunks.ended_N
         self._done_N |= on_N & (chunks.num_steps_N == chunks.action_NEA.shape[1])
-        if ended_N is not None:
+        if bool(ended_N.any()):
             ended = ended_N.nonzero().squeeze(-1)
             self._keep_final(ended_N)
             self._starting_N |= ended_N

@@ -71,8 +71,7 @@ class ManiSkillEnv(EpisodicEnv):
         ends = [outcomes[name] for name in self.terminate_on]
         failed_N = torch.stack(ends).any(0) if ends else None
         finite_N = torch.isfinite(self._state_NS).all(-1) & torch.isfinite(reward_N)
-        broken_n = (~finite_N).nonzero().squeeze(-1)
-        return Advance(reward_N, outcomes, failed_N, broken_n if len(broken_n) else None)
+        return Advance(reward_N, outcomes, failed_N, ~finite_N)
 
     def observe(self, ids: Ints | None = None) -> Obs:
         """Return the present observation of envs ``ids`` (sorted and unique; None: all); images are rendered now."""

@@ -98,7 +98,7 @@ class WarpPool(EpisodicEnv):
         self._count_step = Recorded(self._count_alive, device, task)
         self._observe = Recorded(self._read_obs, device, task)
         self._so_far = Chunks(torch.zeros(num_envs, 1, 1, device=self.device), self._once)  # what they have counted
-        self._alive_N, self._broken_N = torch.zeros_like(self.waiting_N), torch.zeros_like(self.waiting_N)
+        self._alive_N = torch.zeros_like(self.waiting_N)
 
     def start(self, ids: Ints, plans: EpisodePlans) -> None:
         rng, held = EpisodeRng(plans.seed_n, plans.number_n), plans.stage_n == 1
@@ -136,8 +136,8 @@ class WarpPool(EpisodicEnv):
                 self.view.changed()
                 self.on_control_step(self)
         so_far = self._so_far
-        if bool(self._broken_N.any()):
-            chunks.broken_N = self._broken_N.clone()
+        chunks.broken_N = so_far.broken_N.clone()
+        if bool(chunks.broken_N.any()):
             rows = chunks.broken_N.nonzero().squeeze(-1)
             self.guard.renew(rows)
             for key, value in self.observe().items():
@@ -153,7 +153,7 @@ class WarpPool(EpisodicEnv):
     def _open_chunks(self) -> None:
         so_far = self._so_far
         so_far.num_steps_N.zero_()
-        for flag_N in (so_far.ended_N, so_far.terminated_N, self._broken_N, *so_far.info.values()):
+        for flag_N in (so_far.ended_N, so_far.terminated_N, so_far.broken_N, *so_far.info.values()):
             flag_N.zero_()
         self._alive_N.copy_(~self.waiting_N)
 
@@ -161,26 +161,8 @@ class WarpPool(EpisodicEnv):
         """Count a control step of the envs whose episodes go on; return their rewards, [N]."""
         self.view.changed()
         self.non_model.moved()
-        result, so_far, alive_N = step_result(self.task, None), self._so_far, self._alive_N
-        broken_N = self.guard.broken_N() & alive_N
-        counted_N = alive_N & ~broken_N  # a diverged state has neither reward nor outcome
-        reward_N = torch.where(counted_N, result.reward_N, 0.0)
-        for name, outcome_N in result.outcomes.items():
-            held_N, latest_N = outcome_N & counted_N, so_far.info[name]
-            latest_N.copy_(torch.where(alive_N, held_N, latest_N))
-            self._once[name] |= held_N
-        self._return_N += reward_N
-        so_far.num_steps_N += alive_N
-        self.steps_left_N -= alive_N.long()
-        ended_N = self.steps_left_N <= 0
-        if (cut_N := self.cut_N(result.outcomes, alive_N)) is not None:
-            ended_N |= cut_N
-        if result.failed_N is not None:
-            ended_N |= result.failed_N
-            so_far.terminated_N |= result.failed_N & counted_N
-        ended_N = (ended_N | broken_N) & alive_N
-        so_far.ended_N |= ended_N
-        self._broken_N |= broken_N
+        result = step_result(self.task, self.guard.broken_N())
+        reward_N, ended_N = self._count(self._so_far, result, self._alive_N)
         for key, value in self._packed_obs().items():
             if key not in self._final:
                 self._final[key] = torch.zeros_like(value)
@@ -224,7 +206,7 @@ class WarpPool(EpisodicEnv):
         return obs if ids is None else {key: value[self._on_device(ids)] for key, value in obs.items()}
 
     def _write_controls(self, action_NA: Tensor) -> None:
-        self.guard.remember(self._broken_N)
+        self.guard.remember(self._so_far.broken_N)
         self.arm.apply(action_NA, measured=self.non_model.measured())
 
     def _read_obs(self) -> Obs:
