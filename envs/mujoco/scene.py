@@ -24,7 +24,7 @@ OF_ROBOT = (
     "condim", "density", "friction", "gap", "group", "margin", "material", "priority", "solimp", "solmix", "solref",
 )  # fmt: skip
 MARKER = {"contype": 0, "conaffinity": 0, "group": 2, "mass": 0}  # visible, without contacts
-GREY, RED, GREEN, BLUE = (0.55, 0.57, 0.6, 1), (0.85, 0.2, 0.15, 1), (0.2, 0.7, 0.3, 1), (0.2, 0.4, 0.8, 1)
+GREY, RED, BLUE = (0.55, 0.57, 0.6, 1), (0.85, 0.2, 0.15, 1), (0.2, 0.4, 0.8, 1)
 Rgba = tuple[float, float, float, float]
 # geom type, condim (round geoms need friction against rolling)
 KINDS = {

@@ -24,8 +24,8 @@ def front(task: Task, width: int, height: int) -> Camera:
 class Viewer:
     """Render a task's simulations with visual geoms, in a green frame where it is solved. The batch is only read."""
 
-    def __init__(self, task: Task, batch: Batch, camera: Camera = FRONT, fine: bool = True) -> None:
-        self.task, self.camera, self.fine = task, camera, fine
+    def __init__(self, task: Task, batch: Batch, camera: Camera = FRONT) -> None:
+        self.task, self.camera = task, camera
         model = add_visuals(task.scene(), task.robot.visual)
         self.twin = Twin(batch, model, np.arange(batch.nsim), batch.nthread)
 
@@ -33,7 +33,7 @@ class Viewer:
         """Return a colour image of every env, uint8 [N, h, w, 3]."""
         self.twin.copy_positions()
         self.twin.copy_geoms()
-        rgb: NDArray[np.uint8] = render(self.twin.batch, self.camera, self.fine)["rgb"]
+        rgb: NDArray[np.uint8] = render(self.twin.batch, self.camera, fine=True)["rgb"]
         return with_border(rgb, self.task.success().cpu().numpy())
 
 

@@ -11,9 +11,8 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from queue import Queue
-from typing import Any, NamedTuple
+from typing import Any
 
-import gymnasium
 import numpy as np
 import torch
 from gymnasium.vector import AutoresetMode
@@ -172,42 +171,15 @@ class _Batch:
         return {**info, "privileged": obs["privileged"].cpu().numpy()} if "privileged" in obs else info
 
 
-class ArraySpec(NamedTuple):
-    """Description of an array of EnvPool. shape: for one env; -1 is the number of envs."""
-
-    dtype: type
-    shape: list[int]
-    minimum: Any
-    maximum: Any
-    is_discrete: bool = False
-
-
 class Spec:
     """``spec`` of environments with EnvPool's API. UserError for several choices."""
 
     def __init__(self, spec: EnvSpec, config: dict[str, Any]) -> None:
         self.config: Any = namedtuple("Config", [*config])(**config)
-        space: Any = form_of(spec).space
-        self.observation_space, self.action_space = space, action_space(spec)
-        images = {f"obs:images.{camera.name}": space["images"][camera.name] for camera in spec.cameras}
-        boxes = {"obs:state": space["state"], **images} if images else {"obs": space}
-        ids, flags = ArraySpec(np.int32, [], -(2**31), 2**31 - 1), ArraySpec(np.bool_, [], False, True)
-        self.state_array_spec = {  # arrays that ``recv`` returns
-            "info:env_id": ids, "elapsed_step": ids, "done": flags, "trunc": flags,
-            "reward": ArraySpec(np.float32, [-1], -np.inf, np.inf), **{key: _array(box) for key, box in boxes.items()},
-        }  # fmt: skip
-        action = _array(self.action_space)
-        action = action._replace(shape=[-1, *action.shape])
-        self.action_array_spec = {"env_id": ids, "players.env_id": ids, "action": action}  # arrays that ``send`` takes
+        self.observation_space: Any = form_of(spec).space
+        self.action_space = box_or_discrete(action_space(spec))
 
 
 def form_of(spec: EnvSpec) -> Form:
     """Return the form of observations: the state, or with cameras {"state", "images": {camera: image}}."""
     return Form(spec, flat=not spec.cameras, images="images")
-
-
-def _array(space: gymnasium.Space[Any]) -> ArraySpec:
-    space = box_or_discrete(space)
-    if isinstance(space, gymnasium.spaces.Discrete):
-        return ArraySpec(np.int64, [], 0, int(space.n) - 1, True)
-    return ArraySpec(space.dtype.type, list(space.shape), space.low.min(), space.high.max())

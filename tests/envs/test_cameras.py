@@ -173,9 +173,7 @@ def read_mp4(path: Path) -> tuple[dict, list[np.ndarray]]:
 
 def test_an_episode_becomes_a_video(tmp_path: Path) -> None:
     pool = small_pool(3)
-    viewer = Viewer(
-        pool.task, pool.batch, Camera("c", 64, 48, 36.0, pos=(1.75, -1.1, 0.85), lookat=(0.3, 0, 0.22)), fine=False
-    )
+    viewer = Viewer(pool.task, pool.batch, Camera("c", 64, 48, 36.0, pos=(1.75, -1.1, 0.85), lookat=(0.3, 0, 0.22)))
     path = tmp_path / "videos" / "episode.mp4"
     ended = record(pool, viewer.render, Still(), first_episodes(pool.spec, 3, seed=7), [path])
     meta, pictures = read_mp4(path)

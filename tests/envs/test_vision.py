@@ -160,7 +160,7 @@ def test_shapes_and_colours_of_single_simulations_are_shown() -> None:
     assert place[1].sum() > 2 * place[0].sum()
     blue = seen["images.front"][2][place[2]].float().mean(0)
     assert blue[2] > 2 * blue[0]
-    video = Viewer(env.task, env.batch, Camera("v", 64, 64, 40.0, pos=(1.3, 0, 0.8), lookat=(0.5, 0, 0)), fine=False)
+    video = Viewer(env.task, env.batch, Camera("v", 64, 64, 40.0, pos=(1.3, 0, 0.8), lookat=(0.5, 0, 0)))
     before = video.render()
     rgba[2, cube] = rgba[0, cube]
     kind[1, cube], size[1, cube] = kind[0, cube], size[0, cube]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import pickle
 import sys
@@ -45,9 +44,8 @@ def test_several_choices_are_refused_by_views_without_them(name: str) -> None:
     if name == "rl_games":
         pytest.importorskip("rl_games", reason=f"needs the trainers: {INSTALL}")
     view = importlib.import_module(f"embodied.envs.views.{name}")
-    refused = pytest.raises(UserError, match=r"this view serves a Box or Discrete, got MultiDiscrete")
-    with refused, contextlib.closing(view.make("gym/tests.envs.toy_gym:Masked-v0", num_envs=2)) as pool:
-        _ = pool.spec.action_array_spec
+    with pytest.raises(UserError, match=r"this view serves a Box or Discrete, got MultiDiscrete"):
+        view.make("gym/tests.envs.toy_gym:Masked-v0", num_envs=2)
 
 
 def test_an_episode_that_begins_late_ends_early() -> None:
@@ -318,8 +316,6 @@ def test_envpool_behaves_as_envpool_itself() -> None:
             lines.append((reward.dtype, terminated.dtype, truncated.dtype, rows(info["env_id"])))
         seen.append(lines)
         assert env.metadata["autoreset_mode"] == AutoresetMode.NEXT_STEP
-        assert {"env_id", "players.env_id", "action"} == set(env.spec.action_array_spec)
-        assert {"obs", "reward", "done", "trunc", "elapsed_step"} <= set(env.spec.state_array_spec)
         assert env.spec.observation_space.shape == env.observation_space.shape == obs.shape[1:]
         env.close()
     assert seen[0] == seen[1]
@@ -330,7 +326,6 @@ def test_envpool_observations_with_cameras_are_nested() -> None:
     obs, _ = env.reset()
     assert isinstance(env.observation_space, Dict)
     assert obs["images"]["front"].shape == (2, 8, 8, 3)
-    assert "obs:images.front" in env.spec.state_array_spec
     env.close()
 
 
