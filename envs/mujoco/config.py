@@ -15,11 +15,9 @@ SIDES = ("left", "right")
 
 
 @config_dataclass
-class SimConfig:
-    """Options of the simulator."""
+class VaryingConfig:
+    """Options of both simulators: what varies between envs, and what is written where one diverges."""
 
-    name: Literal["mujoco"] = "mujoco"
-    """Simulator."""
     randomization: dict[str, RandomizationTerm | None] = field(default_factory=dict)
     """Terms of domain randomisation by name; null is no term."""
     camera_randomization: CameraRandomization = field(default_factory=CameraRandomization)
@@ -29,7 +27,15 @@ class SimConfig:
 
 
 @config_dataclass
-class WarpConfig:
+class SimConfig(VaryingConfig):
+    """Options of the simulator."""
+
+    name: Literal["mujoco"] = "mujoco"
+    """Simulator."""
+
+
+@config_dataclass
+class WarpConfig(VaryingConfig):
     """Options of the simulator MuJoCo Warp."""
 
     name: Literal["warp"] = "warp"
@@ -40,12 +46,6 @@ class WarpConfig:
     """Contacts per env, on average over all envs, for which there is memory."""
     max_constraints: PositiveInt = 192
     """Rows of constraints per env for which there is memory; a contact has 3 to 6, a joint at its limit 1."""
-    randomization: dict[str, RandomizationTerm | None] = field(default_factory=dict)
-    """Terms of domain randomisation by name; null is no term."""
-    camera_randomization: CameraRandomization = field(default_factory=CameraRandomization)
-    """How far images vary between episodes."""
-    dump_dir: str = "nan_dumps"
-    """Directory where the NaN guard writes the states of diverged envs; relative to the run directory."""
 
 
 @config_dataclass
