@@ -137,9 +137,6 @@ class ChainConfig(ActorCriticConfig):
     """Upper bound of the learned standard deviation."""
     sigma_init: Positive = 0.25
     """Initial value of the learned standard deviation."""
-    state_dependent_std: bool = True
-    """Whether the learned standard deviation depends on state and denoise step. From scratch on others' tasks it does
-    not: it would shrink where a policy has learned little yet (docs/default_comparisons.md)."""
     max_delay: NonNegativeInt = 0
     """D, greatest delay of inference in control steps: the first actions of a chunk that are already decided when it is
     computed. At most execute, and at most horizon - execute; 0: inference takes no time (docs/flow_rl.md)."""

@@ -77,17 +77,14 @@ class NoiseNetwork(nn.Module):
 
     It is ``StdBounds`` of ``z = bias + mean(weight * features)``, with weight 0 at first. With the mean, an optimiser
     like Adam moves z as fast through all weights together as through the bias. With the sum of a linear layer,
-    exploration would collapse F times faster than that of a Gaussian policy with a free log-std. If it is not
-    ``state_dependent``, only the bias learns. A deployed policy does not need this network.
+    exploration would collapse F times faster than that of a Gaussian policy with a free log-std. A deployed policy does
+    not need this network.
     """
 
-    def __init__(
-        self, features: int, chunk_dim: int, sigma_min: float, sigma_max: float, sigma_init: float,
-        state_dependent: bool = True,
-    ) -> None:  # fmt: skip
+    def __init__(self, features: int, chunk_dim: int, sigma_min: float, sigma_max: float, sigma_init: float) -> None:
         super().__init__()
         self.bounds = StdBounds(sigma_min, sigma_max)
-        self.weight = nn.Parameter(torch.zeros(chunk_dim, features), requires_grad=state_dependent)
+        self.weight = nn.Parameter(torch.zeros(chunk_dim, features))
         self.bias = nn.Parameter(torch.full((chunk_dim,), self.bounds.inverse(sigma_init)))
 
     def forward(self, features: Tensor) -> Tensor:

@@ -173,7 +173,7 @@ def derive(spec: EnvSpec, policy: str, words: Mapping[str, Any]) -> tuple[dict[s
         acting[first] = round(INIT_STD * share * words.get(largest, 1.0), 4)
         acting["runtime.noise_hold"] = max(1, limit // (DRAWS * execute))
     if policy == "flow":
-        acting |= {"policy.head_hidden": [64], "policy.state_dependent_std": False, "cut_after_success": 0}
+        acting |= {"policy.head_hidden": [64], "cut_after_success": 0}
     if images:
         acting |= {"policy.cameras": images, "algo.entropy_coef": 0.01}
     else:

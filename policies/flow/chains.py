@@ -76,7 +76,7 @@ class FlowChains(ActorCritic):
         self.noise_network: NoiseNetwork | None = None
         if config.exploration == "flow_noise":
             sigmas = (config.sigma_min, config.sigma_max, config.sigma_init)
-            self.noise_network = NoiseNetwork(*noise_shape, *sigmas, config.state_dependent_std)
+            self.noise_network = NoiseNetwork(*noise_shape, *sigmas)
         self.checkpoint_steps = config.checkpoint_steps
         self.plan_noise_shape = (config.horizon, width)  # the initial noise
         # the initial noise, then that of every step; or of the one stochastic step, and noise that picks this step

@@ -99,7 +99,7 @@ class FlowPolicy(FlowChains):
 
     recordable = True
     must_match = ("activation", "prediction")
-    must_match_exploring = ("sigma_min", "sigma_max", "state_dependent_std")
+    must_match_exploring = ("sigma_min", "sigma_max")
     not_imitated = ("critic.", "noise_network.")
 
     grid_features: Tensor

@@ -51,7 +51,7 @@ class VLAPolicy(FlowChains):
 
     recordable = True
     must_match = ("activation", "cameras")
-    must_match_exploring = ("sigma_min", "sigma_max", "state_dependent_std")
+    must_match_exploring = ("sigma_min", "sigma_max")
     not_imitated = ("critic.", "noise_network.")
     optional_suffixes = (".lora_a", ".lora_b")
     can_ground = True

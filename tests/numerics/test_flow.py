@@ -189,22 +189,6 @@ def test_predicting_the_action_the_last_step_lands_on_the_prediction():
     torch.testing.assert_close(chain[:, -1], prediction, atol=1e-6, rtol=1e-5)
 
 
-@pytest.mark.parametrize("depends", [True, False])
-def test_sigma_depends_on_the_state_after_updates_only_where_it_may(depends: bool) -> None:
-    policy = build("flow", spread=0.0, state_dependent_std=depends)
-    network, features = policy.noise_network, torch.randn(2, 8, generator=generator())
-    optimizer = torch.optim.Adam([p for p in network.parameters() if p.requires_grad], lr=0.1)
-    for _ in range(3):
-        optimizer.zero_grad()
-        (
-            network(features) * torch.tensor([[1.0], [-2.0]])
-        ).sum().backward()  # smaller for one state, larger for another
-        optimizer.step()
-    first, second = network(features).detach()
-    assert (first != 0.25).all(), "it learned"
-    assert bool((first == second).all()) != depends
-
-
 def test_sigma_starts_as_configured_and_stays_bounded():
     policy = build("flow", spread=0.0, sigma_min=0.1, sigma_max=0.9, sigma_init=0.3)
     torch.testing.assert_close(policy.noise_network(torch.zeros(1, 8)), torch.full((1, 6), 0.3))

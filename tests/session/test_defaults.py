@@ -226,7 +226,6 @@ def test_a_flow_policy_on_a_task_of_others_has_what_follows_from_the_task() -> N
     assert (plain.num_envs, plain.policy.options.horizon, plain.policy.options.init_std) == (8, 4, 0.95)
     assert (flow.num_envs, flow.policy.options.horizon, flow.policy.options.sigma_init) == (8, 4, 0.95)
     assert (flow.cut_after_success, flow.repeat_failures) == (0, 0.0), "these are of our arm"
-    assert not flow.policy.options.state_dependent_std
     other = compose_new({**words, "policy": "flow", "policy.horizon": 8, "policy.sigma_max": 0.5})
     assert (other.policy.options.horizon, other.policy.options.sigma_init) == (8, 0.475)
 
