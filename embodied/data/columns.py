@@ -32,6 +32,10 @@ IF_SO = ". If so, give "  # before options that follow from a guess
 class Unfit(UserError):
     """Raised for numbers of a data set that no policy can learn from, although their names are those of the task."""
 
+    def __init__(self, what: str, cure: str = "") -> None:
+        super().__init__(f"{what}. {cure}" if cure else what)
+        self.what, self.cure = what, cure
+
 
 @config_dataclass
 class Column:

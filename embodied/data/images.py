@@ -68,8 +68,8 @@ def read_videos(path: Path, info: Mapping[str, Any], key: str, episode_F: Tensor
     """Return the images of feature ``key`` of all frames, uint8 [F, h, w, 3].
 
     info: of the data set. episode_F: episode of each frame, not decreasing. time_F: seconds of each frame since the
-    beginning of its episode's video, as LeRobot reads it, so that a data set may lack an episode's first frames; None:
-    it has all. UserError for missing or damaged videos, videos that are too short, and several sizes.
+    beginning of its episode's video, as LeRobot reads it; None: a frame each 1/fps. UserError for other times, missing
+    or damaged videos, videos that are too short, and several sizes.
     """
     places = _places(path, key)
     episodes, lengths = episode_F.unique_consecutive(return_counts=True)
@@ -82,15 +82,15 @@ def read_videos(path: Path, info: Mapping[str, Any], key: str, episode_F: Tensor
         with reading(path, f"where {key} of episode {episode} is"):
             file = path / str(info.get("video_path") or VIDEO_PATH).format(video_key=key, **place)
             first, last = (round(place[name] * fps) for name in ("from_timestamp", "to_timestamp"))
-        times = torch.arange(length) if time_F is None else (time_F[start : start + length] * fps).round()
-        if not (first >= 0 and times.isfinite().all() and times[0] >= 0 and (times.diff() >= 1).all()):
-            rise = f"timestamps of episode {episode} must name a frame of 1/{fps:g} s each, in order, from 0 on"
+        frames = torch.arange(length)
+        times = frames if time_F is None else (time_F[start : start + length] * fps).round()
+        if first < 0 or bool((times != frames).any()):  # also if one is NaN
+            rise = f"timestamps of episode {episode} must begin at 0 and rise by 1/{fps:g} s, a frame of its video each"
             raise UserError(f"data set {path}: {rise}")
-        frames = times.long().tolist()
-        if last - first < (needed := max(frames) + 1):
-            raise UserError(f"data set {path}: {file} has {last - first} frames of episode {episode}, needed: {needed}")
-        for row, number in enumerate(frames, start):
-            wanted[file][first + number].append(row)
+        if last - first < length:
+            raise UserError(f"data set {path}: {file} has {last - first} frames of episode {episode}, needed: {length}")
+        for number in range(length):
+            wanted[file][first + number].append(start + number)
         start += length
     images: NDArray[np.uint8] | None = None
     for file, rows_by_frame in wanted.items():

@@ -30,10 +30,9 @@ from embodied.core.spec import CameraSpec, EnvSpec
 from embodied.data import columns
 from embodied.data.demonstrations import Demonstrations
 from embodied.data.images import decode_png, read_videos, reading
+from embodied.data.lerobot_meta import check_complete, check_consecutive, data_files, leave_out, read_info
 
-VERSION = "v3.0"
-FILE, DATA_FILE = "chunk-000/file-000.parquet", "chunk-{chunk_index:03d}/file-{file_index:03d}.parquet"
-PLACES = ["data/chunk_index", "data/file_index"]  # where the frames of an episode are, in meta/episodes
+FILE = "chunk-000/file-000.parquet"
 STATE, ACTION, IMAGES, TASK = columns.NAMES["state"], columns.NAMES["action"], columns.IMAGES, "task_index"
 FRAME, TIME = "frame_index", "timestamp"
 UNITS, RECORDED_WITH = "meta/units.json", "meta/recorded_with.json"
@@ -46,13 +45,13 @@ def read(path: Path, keys: Mapping[str, Any] | None = None, cameras: Sequence[st
     keys: columns of ``state`` and ``action`` (by default observation.state and action), each a name or the options of
     ``Column``, which also convert the numbers; and ``images``, names by camera. cameras: cameras whose images to
     decode, by default from observation.images.<camera>.
-    UserError for a missing data set, another version, missing features (it lists them), episodes that lack frames in
-    between, across which a chunk of actions would reach, numbers that are not finite,
-    or images that are neither PNG files nor frames of videos, or of several sizes.
+    UserError for a missing data set, another version, missing features (it lists them), frames that are not those of
+    meta/ (lerobot_meta.py), numbers that are not finite, or images that are neither PNG files nor frames of videos, or
+    of several sizes.
     """
     keys = keys or {}
     state, action = columns.columns_of(keys)
-    info = _info(path)
+    info = read_info(path)
     with reading(path, UNITS):
         found = json.loads((path / UNITS).read_text(encoding="utf-8")) if (path / UNITS).is_file() else {}
         units = {column: tuple(map(str, of_entries)) for column, of_entries in found.items()}
@@ -81,7 +80,9 @@ def read(path: Path, keys: Mapping[str, Any] | None = None, cameras: Sequence[st
     if len(episode) == 0 or bool((episode.diff() < 0).any()):
         raise UserError(f"data set {path}: frames must be there, and in the order of their episodes")
     if FRAME in further:
-        _check_consecutive(_column(table, FRAME, np.int64, path), episode, path, info)
+        videos = len(stored) < len(images)
+        check_consecutive(_column(table, FRAME, np.int64, path), episode, path, info, from_0=videos)
+    check_complete(path, info, episode)
     time = _column(table, TIME, np.float64, path) if TIME in further else None
     state_names, action_names = _names(features[state.name]), _names(features[action.name])
     instruction, instructions = _instructions(table, path)
@@ -102,7 +103,7 @@ def read(path: Path, keys: Mapping[str, Any] | None = None, cameras: Sequence[st
 
 def read_features(path: Path, names: Sequence[str]) -> dict[str, Tensor]:
     """Return those of the numeric features that the data set has, as it stores them, [F, D] each."""
-    info = _info(path)
+    info = read_info(path)
     table = _frames(path, info, [name for name in names if name in info["features"]])
     with reading(path, "its frames"):
         found = {name: np.asarray(table[name].to_pylist()) for name in table.column_names}
@@ -111,7 +112,7 @@ def read_features(path: Path, names: Sequence[str]) -> dict[str, Tensor]:
 
 def check_sizes(path: Path, spec: EnvSpec, keys: Mapping[str, Any] | None = None) -> None:
     """Raise UserError if the declared sizes of images differ from the task's, before any image is decoded."""
-    features = _info(path)["features"]
+    features = read_info(path)["features"]
     for camera in spec.cameras:
         feature = features.get(columns.of_camera(camera.name, keys or {}), {})
         shape = feature.get("shape")
@@ -171,39 +172,9 @@ def check_fits(data: Demonstrations, spec: EnvSpec, path: Path, keys: Mapping[st
     ]
 
 
-def _info(path: Path) -> dict[str, Any]:
-    try:
-        info: dict[str, Any] = json.loads((path / "meta" / "info.json").read_text(encoding="utf-8"))
-        version, fps, features = info["codebase_version"], float(info["fps"]), info["features"]
-        if not (0 < fps < math.inf and all(isinstance(feature, dict) for feature in features.values())):
-            raise ValueError(f"fps {fps:g}, or features that are none")
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise UserError(f"data={path} is not a LeRobotDataset: no readable meta/info.json ({error})") from error
-    if not str(version).startswith("v3."):
-        cure = "LeRobot's convert_dataset_v21_to_v30 converts older ones"
-        raise UserError(f"data set {path} has format {version}, needed is {VERSION}: {cure}")
-    return info
-
-
-def _files(path: Path, info: Mapping[str, Any]) -> list[Path]:
-    """Return the data files in order. UserError if there is none, or one lacks that meta/episodes names."""
-    files = sorted((path / "data").glob("*/*.parquet"))
-    if not files:
-        raise UserError(f"data set {path}: it has no data files, data/*/*.parquet")
-    with reading(path, "meta/episodes"):
-        pattern = str(info.get("data_path") or f"data/{DATA_FILE}")
-        told = [x for x in (path / "meta" / "episodes").glob("*/*.parquet") if {*PLACES} <= {*pq.read_schema(x).names}]
-        rows = [row for file in told for row in pq.read_table(file, columns=PLACES).to_pylist()]
-        places = sorted({tuple(map(int, row.values())) for row in rows})
-        named = [pattern.format(chunk_index=chunk, file_index=file) for chunk, file in places]
-    if missing := [name for name in named if path / name not in files]:
-        raise UserError(f"data set {path}: {', '.join(missing[:5])} missing, which meta/episodes names")
-    return files
-
-
 def _frames(path: Path, info: Mapping[str, Any], wanted: Sequence[str]) -> pa.Table:
     """Return columns of all frames."""
-    files = _files(path, info)
+    files = data_files(path, info)
     with reading(path, "its frames"):
         return pa.concat_tables([pq.read_table(file, columns=wanted) for file in files]).select(wanted)
 
@@ -212,20 +183,6 @@ def _column(table: pa.Table, key: str, dtype: type, path: Path) -> Tensor:
     """Return a column of one number per frame, [F]."""
     with reading(path, key):
         return torch.from_numpy(table[key].to_numpy().astype(dtype))
-
-
-def _check_consecutive(frames: Tensor, episode_F: Tensor, path: Path, info: Mapping[str, Any]) -> None:
-    """Raise UserError unless the frames of an episode are numbered one by one; they need not begin at 0."""
-    gaps = ((episode_F.diff() == 0) & (frames.diff() != 1)).nonzero().squeeze(1)
-    if not len(gaps):
-        return
-    row = first = int(gaps[0]) + 1
-    for file in _files(path, info):
-        if first < (count := pq.read_metadata(file).num_rows):
-            break
-        first -= count
-    gap = f"frame {int(frames[row])} follows frame {int(frames[row - 1])} in episode {int(episode_F[row])}"
-    raise UserError(f"data set {path}: {gap} of {file.relative_to(path)} ({FRAME} must rise by 1)")
 
 
 def _names(feature: Mapping[str, Any]) -> tuple[str, ...]:
@@ -254,7 +211,9 @@ def _matrix(table: pa.Table, key: str, path: Path) -> Tensor:
         episodes = table["episode_index"].to_pylist()
         episode = episodes[first := int(broken[0])]
         where = f"the first is frame {first - episodes.index(episode)} of episode {episode}"
-        raise columns.Unfit(f"data set {path}: {key} is not finite in {len(broken)} frames, {where}")
+        command = leave_out(path, sorted({episodes[row] for row in broken.tolist()}))
+        cure = f"Mend it, or leave out its episode: {command}"
+        raise columns.Unfit(f"data set {path}: {key} is not finite in {len(broken)} frames, {where}", cure)
     return values
 
 

@@ -22,7 +22,8 @@ from embodied.core.spec import EnvSpec
 from embodied.data.columns import action_units, state_units
 from embodied.data.demonstrations import Episode
 from embodied.data.images import encode_png
-from embodied.data.lerobot import ACTION, FILE, IMAGES, RECORDED_WITH, STATE, TASK, TIME, UNITS, VERSION
+from embodied.data.lerobot import ACTION, FILE, IMAGES, RECORDED_WITH, STATE, TASK, TIME, UNITS
+from embodied.data.lerobot_meta import VERSION
 
 IMAGE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
 QUANTILES = {"q01": 0.01, "q10": 0.1, "q50": 0.5, "q90": 0.9, "q99": 0.99}

@@ -40,6 +40,7 @@ EPISODES = 3  # that are replayed
 FITS, EXPLAINS = 1e-3, 0.05  # differences of states that rounding explains, and that a cure may leave
 BETTER, MUCH_BETTER = 0.9, 0.75  # share of the difference that each further fault may leave; if starts are others
 UNLIKE, EXPLAINED = 0.2, 0.35  # least correlation of steps in replays from other starts, of a part and of all
+READ = ("action units", "action order", "action sign")  # faults whose cures are options for all of the action
 OWN = ("measured", "kinematics")  # sources of what the robot measures of itself
 UPDATES, SECONDS, LEARNED = 1000, 30.0, 0.5  # of the imitation of one episode: limits, and the largest error
 
@@ -297,13 +298,14 @@ def examine(config: RunConfig) -> tuple[dict[str, Any], list[Fault]]:
     try:
         data = read(path, config.data_keys, [camera.name for camera in spec.cameras])
     except Unfit as error:
-        cure = "Mend it, or leave out its episode"
-        return result, [Fault("numbers", True, str(error), "in the frame that is named", cure)]
+        return result, [Fault("numbers", True, error.what, "in the frame that is named", error.cure)]
     result |= {"episodes": len(data.episode_F.unique()), "frames": len(data.episode_F)}
     found = read_features(path, ("timestamp", DISTURBANCE, PLAN))
     numbers = check_numbers(data, found.get("timestamp"), config, spec)
     result["replay"], faults, data = check_replay(config, spec, data, found)
-    if PLAN in found or faults:  # then replays tried what the numbers alone suggest
+    if "state_error" in result["replay"] or any(
+        fault.name in READ for fault in faults
+    ):  # it tried what numbers suggest
         numbers = check_numbers(data, found.get("timestamp"), config, spec)
         numbers = [one._replace(cure="Check how it was recorded") if one.name == "numbers" else one for one in numbers]
     if not any(fault.serious and fault.name == "numbers" for fault in numbers):

@@ -56,6 +56,8 @@ def changed(demos: Path, path: Path, **columns: Callable[[Values, Values], objec
         changed_values = np.asarray(change(values.copy(), episode))
         table = table.set_column(place, table.column_names[place], pa.array(changed_values.tolist()))
     pq.write_table(table, file)
+    if "episode_index" in columns:  # else the frames are not those of the list of episodes
+        shutil.rmtree(path / "meta" / "episodes")
     return path
 
 
@@ -222,7 +224,12 @@ def test_images_and_lengths_are_looked_at(demos: Path) -> None:
 def test_numbers_that_are_not_finite_are_a_fault(demos: Path, tmp_path: Path) -> None:
     outcome = examine(changed(demos, tmp_path / "set", observation_state=times(np.nan, 4)))
     assert outcome.code == 1
-    assert "observation.state is not finite in 553 frames" in outcome.result["faults"][0]["what"]
+    (fault,) = outcome.result["faults"]
+    assert "observation.state is not finite in 553 frames" in fault["what"]
+    assert fault["cure"].startswith(
+        f"Mend it, or leave out its episode: HF_LEROBOT_HOME={tmp_path} lerobot-edit-dataset "
+    )
+    assert fault["cure"].endswith("'--operation.episode_indices=[0,1,2,3,4,5,6,7,8,9]'")
 
 
 def test_a_policy_cannot_imitate_a_contradictory_episode(demos: Path, tmp_path: Path) -> None:
@@ -258,6 +265,7 @@ def test_a_foreign_set_is_replayed_from_other_starts(tmp_path: Path) -> None:
     (demos / "meta" / "info.json").write_text(json.dumps(info))
     (demos / "meta" / "recorded_with.json").unlink()
     assert examine(demos).stderr == "error: task is missing: give task=...\n"
+    assert "unknown key 'lr'." in examine(demos, "lr=1e-3").stderr
     clean = examine(demos, "task=push", *QUICK).result
     assert clean["replay"]["told"].startswith("from other starts, since the data set lacks episode_plan, as collect")
     assert 0.7 < clean["replay"]["alike"] <= 1.0
@@ -270,6 +278,21 @@ def test_a_foreign_set_is_replayed_from_other_starts(tmp_path: Path) -> None:
     )
     found = {fault["name"]: fault for fault in examine(other, "task=push", *QUICK).result["faults"]}
     assert found["replay"]["what"] == "recorded actions do not explain how the recorded robot moves"
+
+
+@pytest.mark.parametrize(("factor", "scale"), [(60, "0.0166667"), (0.06, "16.6667")])
+def test_options_that_no_replay_contradicts_are_given(factor: float, scale: str, demos: Path, tmp_path: Path) -> None:
+    """Steps in mm and in m of a data set from elsewhere, whose replays show no more than that they do not fit."""
+    path = changed(demos, tmp_path / "set", action=lambda a, e: a[within(e, 8)] * [factor, factor, factor, 1])
+    info = json.loads((path / "meta" / "info.json").read_text())
+    for feature in ("episode_plan", "disturbance"):
+        del info["features"][feature]
+    (path / "meta" / "info.json").write_text(json.dumps(info))
+    (path / "meta" / "units.json").unlink()
+    outcome = examine(path, *QUICK)
+    found = {fault["name"]: fault for fault in outcome.result["faults"]}
+    assert found["replay"]["what"] == "recorded actions do not explain how the recorded robot moves", outcome.stderr
+    assert options(found["numbers"]["cure"]) == [f"data_keys.action.scale=[{scale},{scale},{scale},1]"]
 
 
 def test_a_gripper_that_moves_the_other_way_is_doubted(demos: Path, tmp_path: Path) -> None:
@@ -285,6 +308,8 @@ def test_a_gripper_that_moves_the_other_way_is_doubted(demos: Path, tmp_path: Pa
     ("words", "message"),
     [
         ([], "data is missing"),
+        (["lr=1e-3"], "unknown key 'lr'."),
+        (["epsodes=3"], "unknown key 'epsodes'."),
         (["data=nowhere"], "data=nowhere is not a LeRobotDataset: it has no meta/info.json"),
         (["task=stack"], "task: got stack, allowed: pick_place, which this data set is of"),
         (["task.control.mode=joint_delta"], "its action has 4 entries, task pick_place has 8"),
@@ -293,7 +318,8 @@ def test_a_gripper_that_moves_the_other_way_is_doubted(demos: Path, tmp_path: Pa
     ],
 )
 def test_bad_input_is_named(words: list[str], message: str, demos: Path) -> None:
-    known = [] if (words and words[0].startswith("data=")) or not words else [f"data={demos}"]
+    without = not words or words[0].startswith(("data=", "lr=", "epsodes="))
+    known = [] if without else [f"data={demos}"]
     outcome = run(preflight.main, [*known, *words])
     assert outcome.code == 2, outcome.stderr
     assert message in outcome.stderr

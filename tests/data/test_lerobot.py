@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -76,7 +77,23 @@ def test_an_episode_without_some_of_its_frames_is_refused_by_name(path: Path) ->
     with pytest.raises(UserError, match=r"frame 4 follows frame 1 in episode 1 of data/chunk-000/file-001.parquet"):
         read(path)
     pq.write_table(rest.slice(5), path / "data" / "chunk-000" / "file-001.parquet")
-    assert len(read(path).episode_F) == 3 + len(rest) - 5
+    with pytest.raises(UserError, match=r"data/ has 3 frames of episode 0, meta/episodes says 4\. Go back"):
+        read(path)
+
+
+def test_an_older_version_is_converted_by_a_command(path: Path) -> None:
+    edit_info(path, codebase_version="v2.1")
+    module = "lerobot.datasets.v30.convert_dataset_v21_to_v30"
+    with pytest.raises(UserError, match=f"python -m {module} --repo-id=set --root={path.parent} --push-to-hub=false$"):
+        read(path)
+
+
+def test_frames_that_are_not_there_are_missed_without_a_list_of_episodes(path: Path) -> None:
+    shutil.rmtree(path / "meta" / "episodes")
+    assert len(read(path).episode_F) == sum(LENGTHS)
+    pq.write_table(frames(path).slice(0, 12), path / "data" / "chunk-000" / "file-000.parquet")
+    with pytest.raises(UserError, match=r"data/ has 12 frames, meta/info\.json says 15\. Go back"):
+        read(path)
 
 
 def test_what_was_written_is_read(path: Path) -> None:

@@ -79,15 +79,63 @@ def test_each_frame_has_its_picture(tmp_path: Path, codec: str) -> None:
     assert (found - torch.tensor(wanted)).abs().max() < 3, "frames differ by 6"
 
 
-def test_frames_that_begin_later_keep_their_pictures(tmp_path: Path) -> None:
-    """As when idle frames at the start are dropped: numbers, times and videos stay."""
+def renumbered(table: pa.Table) -> pa.Table:
+    """Rows of which the episodes have numbers without a gap."""
+    numbers = np.unique(table["episode_index"].to_numpy(), return_inverse=True)[1]
+    return table.set_column(table.column_names.index("episode_index"), "episode_index", pa.array(numbers))
+
+
+def begun_again(table: pa.Table) -> pa.Table:
+    """Rows of which frames and times of each episode begin at 0."""
+    episode = table["episode_index"].to_numpy()
+    frame = np.arange(len(episode)) - np.searchsorted(episode, episode)
+    for name, column in (("frame_index", frame), ("timestamp", (frame / FPS).astype(np.float32))):
+        table = table.set_column(table.column_names.index(name), name, pa.array(column))
+    return table
+
+
+def without(episode: int) -> Callable[[pa.Table], pa.Table]:
+    return lambda table: table.filter(pa.compute.not_equal(table["episode_index"], episode))
+
+
+def late(table: pa.Table) -> pa.Table:
+    return table.filter(pa.compute.greater_equal(table["frame_index"], 2))
+
+
+@pytest.mark.parametrize("cameras", [["front"], []])
+@pytest.mark.parametrize(
+    ("change", "message", "indices"),
+    [
+        (without(1), r"data/ has 2 episodes, meta/episodes 3; data/ lacks episode 1\.", "..."),
+        (lambda table: renumbered(without(0)(table)), "meta/episodes 3; data/ lacks episode 2", ""),
+        (late, r"data/ has 3 frames of episode 0, meta/episodes says 5\.|episode 0 begins with frame 2", ""),
+        (lambda table: begun_again(late(table)), "data/ has 3 frames of episode 0, meta/episodes says 5", "0,1,2"),
+        (lambda table: table.slice(0, 17), "data/ has 4 frames of episode 2, meta/episodes says 6", "2"),
+    ],
+)  # fmt: skip
+def test_pictures_of_other_moments_are_refused(
+    change: Callable[[pa.Table], pa.Table], message: str, indices: str, cameras: list[str], tmp_path: Path
+) -> None:
+    """As after deleting rows with pandas and leaving meta/ alone, also where episodes are numbered anew."""
+    path = make(tmp_path / "set")
+    file = path / "data" / lerobot.FILE
+    pq.write_table(change(pq.read_table(file)), file)
+    with pytest.raises(UserError, match=message) as caught:
+        read(path, cameras=cameras)
+    assert "\n" not in str(caught.value)
+    command = f"HF_LEROBOT_HOME={tmp_path} lerobot-edit-dataset --repo_id=set --new_repo_id=set-kept --operation.type="
+    assert f"{command}delete_episodes '--operation.episode_indices=[{indices}]'" in str(caught.value) or not indices
+
+
+def test_frames_of_a_video_begin_at_0(tmp_path: Path) -> None:
     path = make(tmp_path / "set")
     file = path / "data" / lerobot.FILE
     table = pq.read_table(file)
-    pq.write_table(table.filter(pa.compute.greater_equal(table["frame_index"], 2)), file)
-    found = read(path, cameras=["front"]).images["front"].double().mean((1, 2, 3))
-    wanted = [level(episode, frame) for episode, length in enumerate(LENGTHS) for frame in range(2, length)]
-    assert (found - torch.tensor(wanted)).abs().max() < 3, "frames differ by 6"
+    numbers = pa.array(table["frame_index"].to_numpy() + 2)
+    pq.write_table(table.set_column(table.column_names.index("frame_index"), "frame_index", numbers), file)
+    with pytest.raises(UserError, match="episode 0 begins with frame 2, needed for its video: 0"):
+        read(path, cameras=["front"])
+    assert len(read(path).episode_F) == sum(LENGTHS)
 
 
 def test_two_episodes_may_show_the_same_frames(tmp_path: Path) -> None:
@@ -122,7 +170,7 @@ def test_what_is_missing_is_named(tmp_path: Path) -> None:
     file = path / "meta" / "episodes" / lerobot.FILE
     table = pq.read_table(file)
     pq.write_table(table.slice(0, 2), file)
-    with pytest.raises(UserError, match=f"does not say where {KEY} of episode 2 is"):
+    with pytest.raises(UserError, match="data/ has 3 episodes, meta/episodes 2; meta/episodes lacks episode 2"):
         read(path, cameras=["front"])
     pq.write_table(table.drop_columns([f"videos/{KEY}/file_index"]), file)
     with pytest.raises(UserError, match=f"cannot read from meta/episodes where {KEY} is"):
@@ -140,15 +188,18 @@ def test_an_episode_does_not_get_frames_of_the_next_one(tmp_path: Path) -> None:
         read(path, cameras=["front"])
 
 
-@pytest.mark.parametrize("change", [lambda t: t - 1, lambda t: 0 * t, lambda t: t / 2, lambda t: t + np.nan])
+@pytest.mark.parametrize(
+    "change",
+    [lambda t: t - 1, lambda t: t + 0.1, lambda t: 0 * t, lambda t: t / 2, lambda t: 2 * t, lambda t: t + np.nan],
+)
 def test_times_that_name_no_frames_are_refused(tmp_path: Path, change: Callable[[Any], Any]) -> None:
-    """Before the video, all the same, too dense, or none."""
+    """Before the video, later in it, all the same, too dense, too rare, or none."""
     path = make(tmp_path / "set")
     file = path / "data" / lerobot.FILE
     table = pq.read_table(file)
     times = pa.array(change(table["timestamp"].to_numpy()).astype(np.float32))
     pq.write_table(table.set_column(table.column_names.index("timestamp"), "timestamp", times), file)
-    with pytest.raises(UserError, match=r"timestamps of episode 0 must name a frame of 1/20 s each"):
+    with pytest.raises(UserError, match=r"timestamps of episode 0 must begin at 0 and rise by 1/20 s"):
         read(path, cameras=["front"])
 
 
