@@ -11,14 +11,15 @@ Last line of stdout: {"data", "task", "episodes", "frames", "passed", "faults": 
 import re
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from embodied.core.config import parse_overrides
+from embodied.core.config import GROUPS, parse_overrides
 from embodied.core.errors import UserError, missing_key, wrong_value
 from embodied.session.command import Failed, run_command
+from embodied.session.config import compose_run
 from embodied.session.defaults import compose_new
 from embodied.session.files import read_json
 
@@ -28,6 +29,7 @@ def preflight(argv: Sequence[str]) -> dict[str, Any]:
     began = time.monotonic()
     words = parse_overrides(argv)
     if "data" not in words:
+        check_keys(words)
         raise missing_key("data")
     path = Path(str(words["data"]))
     if not (path / "meta" / "info.json").is_file():
@@ -37,6 +39,7 @@ def preflight(argv: Sequence[str]) -> dict[str, Any]:
     recorded = read_json(path / RECORDED_WITH)
     task_of_file = re.fullmatch(r"\w+:\w*", str(recorded.get("task")))  # its folder is not recorded
     if "task" not in words and ("task" not in recorded or task_of_file):
+        check_keys(words)
         raise missing_key("task")
     words = {"algo": "sft", **recorded, **words}
     if words["algo"] != "sft":
@@ -55,6 +58,11 @@ def preflight(argv: Sequence[str]) -> dict[str, Any]:
         raise Failed(f"{serious} serious fault{'s' * (serious > 1)}, the first: {faults[0].name}", result, 1)
     print("no serious faults found" if faults else "no faults found")
     return result
+
+
+def check_keys(words: Mapping[str, Any]) -> None:
+    """Raise UserError for an unknown key, as for another one that is missing; options of the parts are not looked at."""
+    compose_run({"algo": "sft"} | {key: value for key, value in words.items() if key.partition(".")[0] not in GROUPS})
 
 
 main = partial(run_command, preflight, __doc__, first="data")
