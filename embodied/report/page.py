@@ -5,8 +5,6 @@ All texts of a run are escaped. A cell of a table is text unless it is ``Html``.
 
 import base64
 import json
-import re
-import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -17,6 +15,7 @@ from typing import Any
 
 import embodied
 from embodied.core.user_files import short_name
+from embodied.core.words import word
 from embodied.report.curves import METRICS, SUCCESS, Group, Run, group_runs
 from embodied.report.progress import count, duration
 
@@ -237,14 +236,6 @@ def configuration(groups: Sequence[Group]) -> str:
 
 
 # -- commands ----------------------------------------------------------------------------------------------------------
-
-
-def word(key: str, value: Any) -> str:
-    """Return ``key=value`` for a shell, as ``embodied.core.config.parse_overrides`` reads it back."""
-    text = value if isinstance(value, str) else json.dumps(value, separators=(",", ":"))
-    if isinstance(value, str) and not re.fullmatch(r"[\w./:-]+", value):
-        text = '"' + re.sub(r'(\\*)("|$)', lambda at: 2 * at[1] + (at[2] and '\\"'), value) + '"'
-    return shlex.quote(f"{key}={text}")
 
 
 def next_commands(run: Run, group: Group) -> dict[str, str]:

@@ -18,6 +18,7 @@ from typing import Any
 from embodied.core.clock import running_s
 from embodied.core.errors import UserError, one_line
 from embodied.core.user_files import keep_copy
+from embodied.core.words import word
 from embodied.report.metrics import EVALUATED_STEPS, MetricsWriter, write_atomically, write_json
 from embodied.report.progress import Progress, duration, success_text
 from embodied.runtime import checkpoint
@@ -65,6 +66,11 @@ class Session:
         """Seconds that the run has taken, over all sessions; a stopped process takes none (embodied.core.clock)."""
         return running_s() - self.start_s
 
+    @property
+    def resume(self) -> str:
+        """The word, for a shell, that goes on with this run."""
+        return word("resume", str(self.run_dir))
+
     def run(self, trainer: Trainer) -> dict[str, Any]:
         """Train, save and evaluate; return the contract's result of ``train``.
 
@@ -103,12 +109,12 @@ class Session:
                     trained_s = self.wall_s if self.reached else self._train(stop, trainer, writer, progress)
             except Exception:  # raised again
                 if self.saved_steps is not None:
-                    progress.message(f"failed; to go on from the last checkpoint: resume={self.run_dir}")
+                    progress.message(f"failed; to go on from the last checkpoint: {self.resume}")
                 raise
             result: dict[str, Any] = {"run": str(self.run_dir), "wall_s": round(trained_s, 3)}
             result |= {"iterations": trainer.iteration, **trainer.result(), "stop": self.stop, "eval": None}
             if stop.is_set():
-                progress.message(f"stopped and saved; go on with: python -m embodied.train resume={self.run_dir}")
+                progress.message(f"stopped and saved; go on with: python -m embodied.train {self.resume}")
                 raise Stopped(result)
             journal.enter("evaluating")
             trainer.finish()
@@ -203,7 +209,7 @@ class Session:
         except OSError as error:
             before = "There is none before it" if self.saved_steps is None else "The checkpoint before it is whole"
             failed = f"cannot write a checkpoint in {self.run_dir}: {error.strerror or error}"
-            raise UserError(f"{failed}. {before}; make room, then go on with resume={self.run_dir}") from error
+            raise UserError(f"{failed}. {before}; make room, then go on with {self.resume}") from error
         self.saved_steps, self.saved_at_s = trainer.steps, running_s()
 
 
@@ -211,7 +217,7 @@ def new_run_dir(config: RunConfig) -> Path:
     """Choose the directory of a new run, without making it. UserError if ``out=`` exists or cannot be written."""
     if config.out is not None:
         path = Path(config.out)
-        saved, resume = glob("checkpoints/*", root_dir=path), f", or go on with that run: resume={path}"
+        saved, resume = glob("checkpoints/*", root_dir=path), f", or go on with that run: {word('resume', str(path))}"
         check_new_dir(path, resume if saved else "; it has no checkpoint to go on from")
         return path
     task = config.task.title.replace(":", ".")  # a colon separates paths in many variables of the shell

@@ -19,9 +19,10 @@ import yaml
 
 from embodied.core.config import parse_overrides
 from embodied.core.statistics import t_interval
+from embodied.core.words import word
 from embodied.report.__main__ import main
 from embodied.report.curves import group_runs
-from embodied.report.page import Film, next_commands, page, word
+from embodied.report.page import Film, next_commands, page
 from embodied.runtime import checkpoint
 from embodied.runtime.checkpoint_names import newest
 from embodied.session.config import read_run, to_mapping, to_yaml

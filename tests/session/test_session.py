@@ -6,6 +6,7 @@ import errno
 import fcntl
 import json
 import os
+import shlex
 import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -15,6 +16,7 @@ from typing import Any
 import pytest
 
 from embodied.core.clock import running_s
+from embodied.core.config import parse_overrides
 from embodied.core.errors import UserError
 from embodied.core.policy import Policy
 from embodied.core.statistics import wilson_interval
@@ -217,6 +219,18 @@ def test_the_evaluation_that_is_shown_is_of_instructions_that_are_trained_on() -
     assert evaluated_success({"eval/success_at_end": 0.5, "eval/train/success_at_end": 0.7}) == 0.7
     assert evaluated_success({"iteration": 2, "eval/success_at_end": 0.5}) == 0.5
     assert evaluated_success({}) is None
+
+
+def test_what_goes_on_with_a_run_is_written_for_a_shell(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "rl 1, it's"
+    with pytest.raises(Stopped):
+        run(new(path), stops=2)
+    told = capsys.readouterr().err.partition("go on with: ")[2].splitlines()[0]
+    assert told.startswith("python -m embodied.train ")
+    assert parse_overrides(shlex.split(told)[3:]) == {"resume": str(path)}
+    with pytest.raises(UserError) as caught:
+        new(path)
+    assert parse_overrides(shlex.split(str(caught.value).partition("that run: ")[2])) == {"resume": str(path)}
 
 
 def test_a_new_run_takes_no_directory_of_another(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from embodied.core.errors import UserError, describe_error
+from embodied.core.words import word
 from embodied.deployment.control.loop import ControlLoop
 from embodied.deployment.control.safety import RobotHangs
 from embodied.deployment.control.site import EmergencyKey, Site, ask, move_home
@@ -232,7 +233,7 @@ def write_data(folder: Path, deployment: Deployment) -> None:
 
     On a robot's computer, which lacks the libraries, print how to make it elsewhere.
     """
-    convert = f"python -m embodied.convert source={folder / EPISODES} bundle=<bundle dir> out=<new dir>"
+    convert = f"python -m embodied.convert {word('source', str(folder / EPISODES))} bundle=<bundle dir> out=<new dir>"
     try:
         from embodied.data import write
         from embodied.session.deployed.robot_dataset import episodes_of
