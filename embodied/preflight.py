@@ -61,7 +61,7 @@ def preflight(argv: Sequence[str]) -> dict[str, Any]:
 
 
 def check_keys(words: Mapping[str, Any]) -> None:
-    """Raise UserError for an unknown key, as for another one that is missing; options of the parts are not looked at."""
+    """Raise UserError for an unknown key; options of the parts, which depend on the task, are not looked at."""
     compose_run({"algo": "sft"} | {key: value for key, value in words.items() if key.partition(".")[0] not in GROUPS})
 
 

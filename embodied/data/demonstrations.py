@@ -17,6 +17,7 @@ from torch import Tensor
 
 from embodied.core.errors import UserError
 from embodied.core.types import Obs
+from embodied.core.words import word
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,15 +69,29 @@ class Demonstrations:
         """Return all frames of ``episodes``, int64 [W]."""
         return torch.isin(self.episode_F, torch.as_tensor(list(episodes), dtype=torch.int64)).nonzero().squeeze(1)
 
-    def with_instructions(self, instructions: Sequence[str]) -> Demonstrations:
-        """Return a copy that indexes the ``instructions`` of a task. UserError if the task lacks that of a frame."""
+    @property
+    def uninstructed(self) -> bool:
+        """Whether no episode has an instruction: all texts are empty."""
+        return not any(self.instructions[i] for i in self.instruction_F.unique().tolist())
+
+    def with_instructions(self, instructions: Sequence[str], option: str = "") -> Demonstrations:
+        """Return a copy that indexes the ``instructions`` of a task, of which there is one or more.
+
+        A task's only instruction is also that of episodes without any. UserError if the task lacks that of a frame.
+        option: key that sets the only instruction of such a task.
+        """
         used, place_F = self.instruction_F.unique(return_inverse=True)
         texts = [self.instructions[i] for i in used.tolist()]
+        if self.uninstructed and len(instructions) == 1:
+            texts = [*instructions] * len(texts)
         unknown = [text for text in texts if text not in instructions]
         if unknown:
             known = f"The task has {len(instructions)}, for instance: {instructions[0]}"
-            few = "; ".join(unknown[:5])
-            raise UserError(f"the task does not know {len(unknown)} of the data set's instructions: {few}. {known}")
+            few = "; ".join(text or "(an empty text)" for text in unknown[:5])
+            cure = f". Give {word(option, texts[0])}" if option and len(texts) == 1 and texts[0] else ""
+            raise UserError(
+                f"the task does not know {len(unknown)} of the data set's instructions: {few}. {known}{cure}"
+            )
         index = torch.tensor([instructions.index(text) for text in texts])
         return replace(self, instruction_F=index[place_F], instructions=tuple(instructions))
 

@@ -110,6 +110,13 @@ def read_features(path: Path, names: Sequence[str]) -> dict[str, Tensor]:
         return {name: torch.from_numpy(rows.reshape(len(rows), -1)) for name, rows in found.items()}
 
 
+def cameras_of(path: Path) -> list[str]:
+    """Return the names of the cameras whose images a data set has, without those that only ``data_keys`` reaches."""
+    features, start = read_info(path)["features"], f"{IMAGES}."
+    of_images = [name for name, feature in features.items() if feature.get("dtype") in ("image", "video")]
+    return [name.removeprefix(start) for name in of_images if name.startswith(start)]
+
+
 def check_sizes(path: Path, spec: EnvSpec, keys: Mapping[str, Any] | None = None) -> None:
     """Raise UserError if the declared sizes of images differ from the task's, before any image is decoded."""
     features = read_info(path)["features"]
@@ -129,7 +136,7 @@ def _check_size(path: Path, camera: CameraSpec, height: int, width: int) -> None
 
 
 def check_fits(data: Demonstrations, spec: EnvSpec, path: Path, keys: Mapping[str, Any] | None = None) -> list[str]:
-    """Return lines that name entries whose unit may differ from the task's. keys: the ``keys`` given to ``read``.
+    """Return lines of what may differ from the task: units, robot, instructions. keys: the ``keys`` given to ``read``.
 
     UserError unless sizes, names, images and control rate are those of the task, and actions are in its space.
     """
@@ -157,6 +164,11 @@ def check_fits(data: Demonstrations, spec: EnvSpec, path: Path, keys: Mapping[st
     if not spec.cameras and len(told) > 1 and not set(told) <= set(spec.texts):
         unread = f"{where}: its episodes have {len(told)} instructions, which a policy on the state does not read"
         doubts.append(f"{unread}: {', '.join(told[:5])}")
+    if spec.cameras and data.uninstructed and len(spec.texts) == 1:
+        doubts.append(f"{where}: its episodes have no instruction, so they get the task's: {spec.texts[0]}")
+    robot = read_info(path).get("robot_type") if (path / RECORDED_WITH).is_file() else None
+    if robot and spec.robot and robot != spec.robot:
+        doubts.append(f"{where}: it was recorded with robot {robot}, but that of task {spec.task} is {spec.robot}")
     if not math.isclose(data.control_hz, rate, rel_tol=1e-3):
         differs = f"{where}: recorded at {data.control_hz:g} Hz, but task {spec.task}"
         if "control_dt_s" not in spec.assumed:

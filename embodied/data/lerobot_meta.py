@@ -101,8 +101,8 @@ def check_consecutive(frame_F: Tensor, episode_F: Tensor, path: Path, info: Mapp
         gap = f"frame {int(frame_F[row])} follows frame {int(frame_F[row - 1])} in episode {int(episode_F[row])}"
         raise UserError(f"data set {path}: {gap} of {file.relative_to(path)} (frame_index must rise by 1)")
     first_F = episode_F.diff(prepend=episode_F[:1] - 1) != 0
-    late = (first_F & (frame_F != 0)).nonzero().squeeze(1) if from_0 else []
-    if len(late):
+    late = (first_F & (frame_F != 0)).nonzero().squeeze(1)
+    if from_0 and len(late):
         one, frame = int(episode_F[late[0]]), int(frame_F[late[0]])
         raise UserError(f"data set {path}: episode {one} begins with frame {frame}, needed for its video: 0")
 

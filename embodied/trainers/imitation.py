@@ -8,16 +8,19 @@ A grounded policy also trains on scenes: from a few demonstrations alone it woul
 keeps growing long after the validation loss has its minimum (docs/flow_rl.md).
 """
 
+from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 
 from torch import Tensor
 
 from embodied.algos.supervised import SFT
-from embodied.core.spec import EnvSpec
+from embodied.core.errors import UserError
+from embodied.core.spec import CameraSpec, EnvSpec
 from embodied.core.types import Obs
 from embodied.data import Demonstrations, read
-from embodied.data.lerobot import check_fits, check_sizes
+from embodied.data.lerobot import cameras_of, check_fits, check_sizes
+from embodied.policies.config import CameraConfig, PixelConfig
 from embodied.session import factories
 from embodied.session.config import RunConfig
 from embodied.trainers.scenes import SceneDataset
@@ -86,12 +89,34 @@ class ImitationTrainer(SupervisedTrainer):
 
 
 def read_demonstrations(config: RunConfig, spec: EnvSpec) -> tuple[Demonstrations, list[str]]:
-    """Read the run's data set, with lines that name what may be in another unit. UserError unless it fits the task."""
+    """Read the run's data set, with lines of what may differ from the task. UserError unless it fits the task."""
     assert config.data is not None
     path = Path(config.data)
     check_sizes(path, spec, config.data_keys)
     data = read(path, config.data_keys, [camera.name for camera in spec.cameras])
     doubts = check_fits(data, spec, path, config.data_keys)
-    if spec.cameras:  # policies with cameras read instructions
-        data = data.with_instructions(spec.texts)
+    if unused := unused_cameras(config, spec):
+        doubts.append(f"{unused[0]}: {unused[1]}")
+    if spec.cameras and spec.texts:  # policies with cameras read instructions
+        option = "task.instruction" if hasattr(config.task.options, "instruction") else ""
+        data = data.with_instructions(spec.texts, option)
     return data, doubts
+
+
+def unused_cameras(config: RunConfig, spec: EnvSpec) -> tuple[str, str] | None:
+    """Return which cameras of a data set with images the policy could observe but does not, and the option for it."""
+    recorded, options = cameras_of(Path(str(config.data))), config.policy.options
+    several_goals = isinstance(options, PixelConfig) and len(set(spec.goals)) > 1
+    if not recorded or several_goals or not isinstance(options, CameraConfig):
+        return None
+    known = list[str]()
+    for name in recorded:
+        with suppress(UserError):  # the task lacks it
+            factories.make_spec(config, [CameraSpec.square(name, options.image_size)])
+            known.append(name)
+    unused = [name for name in known or spec.images if name not in options.cameras]  # data_keys.images renames them
+    if not unused:
+        return None
+    verb, them = ("is", "it") if len(unused) == 1 else ("are", "them")
+    cure = f"policy.cameras=[{','.join((*options.cameras, *unused))}] uses {them}"
+    return f"camera{'s' * (len(unused) > 1)} {', '.join(unused)} {verb} not used", cure

@@ -34,7 +34,7 @@ from embodied.runtime import threads
 from embodied.runtime.evaluator import run_episodes
 from embodied.session import factories
 from embodied.session.config import RunConfig
-from embodied.trainers.imitation import ImitationTrainer
+from embodied.trainers.imitation import ImitationTrainer, unused_cameras
 
 EPISODES = 3  # that are replayed
 FITS, EXPLAINS = 1e-3, 0.05  # differences of states that rounding explains, and that a cure may leave
@@ -279,6 +279,8 @@ def check_numbers(data: Demonstrations, time_F1: Tensor | None, config: RunConfi
         what, _, options = doubt.partition(IF_SO)
         cure = f"If so, give {options}" if options else "Check how it was recorded"
         faults.append(Fault("numbers", serious, what, "in all frames", cure))
+    if unused := unused_cameras(config, spec):
+        faults.append(Fault("cameras", False, unused[0], "in all frames", unused[1]))
     normalizer = RunningNormalizer(spec.state_dim)
     normalizer.fit(data.state_FS)
     clipped_S = (normalizer(data.state_FS).abs() >= normalizer.clip).float().mean(0)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import replace
 
 import pytest
 import torch
 
+from embodied.core.config import parse_overrides
 from embodied.core.errors import UserError
 from embodied.data import Demonstrations
 
@@ -47,6 +49,26 @@ def test_observations_have_pictures_and_instructions_of_the_same_frames() -> Non
     assert set(obs) == {"state", "instruction", "images.front"}
     assert obs["images.front"][:, 0, 0, 0].tolist() == obs["state"][:, 0].tolist() == [4, 1]
     assert obs["instruction"].tolist() == [1, 0]
+
+
+def test_the_option_that_makes_the_task_know_an_instruction_is_given() -> None:
+    with pytest.raises(UserError, match=r"for instance: x\. Give task\.instruction=a$"):
+        data(2).with_instructions(["x"], "task.instruction")
+    told = replace(data(2), instructions=("it's here", "b"))
+    with pytest.raises(UserError) as caught:
+        told.with_instructions(["x"], "task.instruction")
+    words = shlex.split(str(caught.value).partition(". Give ")[2])
+    assert parse_overrides(words) == {"task.instruction": "it's here"}
+    with pytest.raises(UserError, match=r"for instance: x$"):
+        data(2, 2).with_instructions(["x"], "task.instruction")  # one option cannot name two
+
+
+def test_episodes_without_an_instruction_get_that_of_a_task_with_one() -> None:
+    empty = replace(data(2, 2), instructions=("", ""))
+    found = empty.with_instructions(["x"])
+    assert (found.instructions, found.instruction_F.tolist()) == (("x",), [0, 0, 0, 0])
+    with pytest.raises(UserError, match=r"instructions: \(an empty text\)\. The task has 2"):
+        replace(data(2), instructions=("", "b")).with_instructions(["x", "y"])
 
 
 def test_instructions_are_found_by_their_text() -> None:

@@ -81,6 +81,18 @@ def test_an_episode_without_some_of_its_frames_is_refused_by_name(path: Path) ->
         read(path)
 
 
+def test_data_of_another_robot_is_named_where_it_is_known(path: Path) -> None:
+    def lines(robot: str) -> list[str]:
+        return [one for one in lerobot.check_fits(read(path), replace(SPEC, robot=robot), path) if "robot" in one]
+
+    edit_info(path, robot_type="franka_panda")
+    assert not lines("so101"), "elsewhere robots have other names"
+    (path / lerobot.RECORDED_WITH).write_text('{"task": "test"}')
+    (line,) = lines("so101")
+    assert line.endswith("it was recorded with robot franka_panda, but that of task test is so101")
+    assert not lines("franka_panda")
+
+
 def test_an_older_version_is_converted_by_a_command(path: Path) -> None:
     edit_info(path, codebase_version="v2.1")
     module = "lerobot.datasets.v30.convert_dataset_v21_to_v30"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +26,13 @@ TINY_VLA = {
 }  # fmt: skip
 
 
-def sorted_at_the_end(spec: EnvSpec, sign: int) -> Episode:
+def sorted_at_the_end(spec: EnvSpec, sign: int, pixels: int = 16) -> Episode:
     """An episode whose actions are 0, but for the last one: it goes where entry 1 of the state says."""
     state = torch.zeros(LENGTH, spec.state_dim)
     state[:, 0], state[:, 1] = torch.arange(LENGTH), sign
     action = torch.zeros(LENGTH, spec.action_dim)
     action[-1] = 0.8 * sign
-    images = {camera.name: torch.zeros(LENGTH, 16, 16, 3, dtype=torch.uint8) for camera in spec.cameras}
+    images = {camera.name: torch.zeros(LENGTH, pixels, pixels, 3, dtype=torch.uint8) for camera in spec.cameras}
     text = spec.texts[0] if spec.texts else "sort"
     return Episode(state, action, torch.zeros(LENGTH), torch.ones(LENGTH, dtype=torch.bool), text, images)
 
@@ -103,3 +104,26 @@ def test_the_last_average_is_kept_or_with_patience_the_best_one(patience: int | 
         again = resumed.state_dict()
     assert again["kept"] == states[-1]["kept"]
     assert all(torch.equal(weight, again["policy"][name]) for name, weight in best.items())
+
+
+def announced(path: Path, policy: str = "gaussian", cameras: Sequence[str] = ()) -> list[str]:
+    """The lines before the imitation of a data set of another simulator's task."""
+    words = {"task": "gym/tests.envs.toy_gym:Nested-v0", "algo": "sft", "device": "cpu", "policy": policy}
+    words |= {"policy.cameras": [*cameras], "policy.image_size": 36} if policy == "gaussian" else {}
+    with ImitationTrainer(compose_run(words | {"data": str(path)}), path.parent / "run", new=True) as trainer:
+        return trainer.announcement().splitlines()
+
+
+def test_cameras_that_the_policy_could_observe_are_named(tmp_path: Path) -> None:
+    task = {"task": "gym/tests.envs.toy_gym:Nested-v0", "policy": "gaussian", "policy.image_size": 36}
+    spec = factories.make_spec(compose_run(task | {"policy.cameras": ["front"]}))
+    path = tmp_path / "set"
+    write(path, [sorted_at_the_end(spec, sign, 36) for sign in (1, -1)], spec)
+    line = "camera front is not used: policy.cameras=[front] uses it"
+    assert [one for one in announced(path) if "not used" in one] == [line]
+    assert not [one for one in announced(path, cameras=["front"]) if "not used" in one]
+    assert not [one for one in announced(path, policy="flow") if "not used" in one], "it has no cameras"
+    info = path / "meta" / "info.json"
+    info.write_text(info.read_text().replace("images.front", "images.above"))
+    line = "cameras front, gray are not used: policy.cameras=[front,gray] uses them"
+    assert [one for one in announced(path) if "not used" in one] == [line], "the names of the task's"
