@@ -48,7 +48,7 @@ note() { printf '%s\\x1e' "$@"; printf '\\x1d'; }
 python() { if [ "$1" = -m ]; then note "${@:2}"; else [ -f "$ROOT/$1" ]; fi; }
 embodied() { note embodied."$1" "${@:2}"; }
 make() { "$MAKE" --dry-run -C "$ROOT" "$@" 1>&2; }
-for name in python3 pip ray scp lerobot-{teleoperate,record,replay}; do eval "$name() { :; }"; done
+for name in python3 pip ray scp lerobot-{teleoperate,record,replay,edit-dataset}; do eval "$name() { :; }"; done
 """
 NOT_COMPOSED = {
     "dots": "the reader's package", "my_arm.yaml": "the reader's arm",

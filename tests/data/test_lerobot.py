@@ -83,7 +83,7 @@ def test_an_episode_without_some_of_its_frames_is_refused_by_name(path: Path) ->
 
 def test_data_of_another_robot_is_named_where_it_is_known(path: Path) -> None:
     def lines(robot: str) -> list[str]:
-        return [one for one in lerobot.check_fits(read(path), replace(SPEC, robot=robot), path) if "robot" in one]
+        return [one for one in lerobot.check_fits(read(path), replace(SPEC, robot=robot), path) if "with robot" in one]
 
     edit_info(path, robot_type="franka_panda")
     assert not lines("so101"), "elsewhere robots have other names"
