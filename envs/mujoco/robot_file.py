@@ -60,7 +60,7 @@ class Gripper:
     open: float
     """Command that opens it."""
     closed: float
-    """Command that closes it, beyond contact so that it squeezes."""
+    """Command that closes it; a servo squeezes thin objects too if this is beyond where the fingers meet."""
     bodies: tuple[str, str]
     """The two bodies that touch a held object; one of them may not move."""
     opening_m: Positive | None = None

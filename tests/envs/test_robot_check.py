@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 import yaml
 
@@ -12,7 +13,26 @@ from embodied import tasks
 from embodied.envs import make_pool
 from embodied.envs.checks.robot import check_robot
 from embodied.envs.mujoco.robot_file import FOLDER
+from embodied.envs.mujoco.robots.panda import Panda
 from tests.commands.helpers import run
+
+
+GRIPPER = {
+    "actuators": ["left_finger", "right_finger"], "open": 0.04, "closed": -0.005,
+    "bodies": ["left_finger", "right_finger"],
+}  # fmt: skip
+
+
+def sliding(folder: Path, changes: dict[str, object]) -> Path:
+    """Write the file of an arm whose fingers slide: the Panda."""
+    home = [0, np.pi / 8, 0, -5 * np.pi / 8, 0, 3 * np.pi / 4, np.pi / 4]
+    data = {
+        "mjcf": str(Panda.mjcf), "tool": {"site": "tcp"}, "gripper": GRIPPER,
+        "home": {f"joint{i + 1}": float(at) for i, at in enumerate(home)},
+    }  # fmt: skip
+    path = folder / "arm.yaml"
+    path.write_text(yaml.safe_dump(data | changes))
+    return path
 
 
 def findings(robot: str, task: str = "lift") -> dict[str, tuple[bool, str]]:
@@ -49,6 +69,11 @@ def test_what_a_robot_cannot_do_is_explained(
     passed, text = findings(str(tmp_path / "mine.yaml"), "reach")[check]
     assert not passed
     assert re.search(why, text), text
+
+
+@pytest.mark.parametrize("closed", [0.0, 0.002])
+def test_sliding_fingers_that_close_until_they_meet_or_just_before_lift(tmp_path: Path, closed: float) -> None:
+    assert findings(str(sliding(tmp_path, {"gripper": GRIPPER | {"closed": closed}})))["expert"][0]
 
 
 LAZY = """

@@ -86,8 +86,11 @@ class DescribedArm(GripperArm):
             raise UserError(f"robot {path.name}: gripper.opening_m: {got}: write opening_m: {gap_m:.3f}")
         self.thin_along_y = bool(jaws.reach_3[1] < jaws.reach_3[0])
         sliding = self.parts.direct and self.gripper_unit == "m"
-        if not sliding or np.abs(jaws.gap_K - 2 * jaws.command_K).max() > SLIDES_M:
-            meet_m = max(0.0, jaws.gap_K[1])  # or their last way, if they stop before they meet
+        # where they meet, or where their last way begins, if they do not close further
+        if sliding and np.abs(jaws.gap_K - 2 * jaws.command_K).max() <= SLIDES_M:
+            self.finger_touch_m = max(0.0, float(jaws.command_K[1]))
+        else:
+            meet_m = max(0.0, jaws.gap_K[1])
             self.jaws, self.finger_touch_m = jaws, float(np.interp(meet_m, jaws.gap_K, jaws.command_K))
 
     @cached_property

@@ -47,7 +47,7 @@ class GripperDescription:
     finger_closed_m: float
     """Target of each finger when the gripper is closed; below 0, so that closing squeezes."""
     finger_touch_m: float = 0.0
-    """Target of each finger at which the fingers meet; below it they squeeze."""
+    """Target of each finger beyond which they squeeze: where they meet, or just before the end of their way."""
     jaws: Jaws | None = None
     """Fingers that do not slide; None: a finger's position is its distance from the middle."""
     thin_along_y: bool = False
