@@ -18,6 +18,7 @@ from typing import Any
 
 from embodied.core.config import GROUPS, parse_overrides
 from embodied.core.errors import UserError, missing_key, wrong_value
+from embodied.core.user_files import present
 from embodied.session.command import Failed, run_command
 from embodied.session.config import compose_run
 from embodied.session.defaults import compose_new
@@ -41,7 +42,9 @@ def preflight(argv: Sequence[str]) -> dict[str, Any]:
     if "task" not in words and ("task" not in recorded or task_of_file):
         check_keys(words)
         raise missing_key("task")
-    words = {"algo": "sft", **recorded, **words}
+    of_task = {key[5:]: value for key, value in recorded.items() if key.startswith("task.") and key not in words}
+    of_task = {f"task.{key}": value for key, value in present(of_task, path).items()}
+    words = {"algo": "sft", **recorded, **of_task, **words}
     if words["algo"] != "sft":
         raise wrong_value("algo", str(words["algo"]), "sft, which learns from data")
     config = compose_new(words, print)

@@ -1,4 +1,4 @@
-"""Files that users name: the nearest name for a missing one, and Python files, which are imported from any folder.
+"""Files that users name: the nearest name for a missing one, files that have moved, and Python files to import.
 
     the command line, task=my_task.py:MyTask ──► name_words ──┐
     section ``task`` of a run or a bundle ──► recorded ───────┴─► named ──► checked ──► load
@@ -28,6 +28,7 @@ __path__: list[str] = []  # a package, whose modules are the files
 REFERENCE = re.compile(r"(.+\.py)(?::(\w*))?")
 MODULE = re.compile(r"\w+/(\w+)[\w.]*:")
 _named: set[Path] = set()  # files that may be imported
+_places: dict[str, Path] = {}  # where the files are that a section ``task`` names as ``robot`` and ``scene``
 
 
 def find_file(kind: str, name: str) -> Path:
@@ -61,14 +62,41 @@ def absolute(name: str) -> str:
 
 
 def name_words(words: Sequence[str]) -> list[str]:
-    """Let the files be imported that the words of a command line name; return the words without ``task_file=``."""
+    """Let the files be imported that the words of a command line name; return the words without ``task_file=``.
+
+    Note where robot and scene of a run are now: ``robot_file=`` and ``scene_file=``, which are left out too.
+    """
+    _places.clear()
+    keys = {"task_file": "", "robot_file": "robot", "scene_file": "scene"}
     for key, _, value in (word.partition("=") for word in words):
         value = value.strip("\"'")
         if key == "task_file":
             _named.add(find_file("file", value))
+        elif key in keys:
+            _places[keys[key]] = find_file(f"{keys[key]} file", value)
         elif key in ("task", "check") and (found := reference(value)):
             _named.add(find_file("file", str(found[0])))
-    return [word for word in words if not word.startswith("task_file=")]
+    return [word for word in words if word.partition("=")[0] not in keys]
+
+
+def present(section: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """Return the section ``task`` of a run, bundle or data set in ``folder``, with the files that were named instead.
+
+    UserError if a file is missing. Whether it is the recorded one is checked where it is read.
+    """
+
+    def place(part: str, name: object) -> object:
+        if not isinstance(name, str) or not Path(name).suffix:  # a robot of ours, or no scene
+            return name
+        if not (path := _places.get(part, Path(name))).is_file():
+            cure = f"say where it is now: {part}_file=<path>"
+            raise UserError(f"'{folder}': the file of its {part}, {path}, is missing: {cure}")
+        return str(path)
+
+    found = {**section, **{part: place(part, section[part]) for part in ("robot", "scene") if part in section}}
+    if isinstance(robots := section.get("robots"), Mapping):
+        found["robots"] = {side: place("robot", name) for side, name in robots.items()}
+    return found
 
 
 def recorded(section: Mapping[str, Any], folder: Path) -> dict[str, Any]:

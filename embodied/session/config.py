@@ -158,11 +158,11 @@ def read_run(run_dir: Path) -> RunConfig:
     missing = [group for group in GROUPS if group not in sections]
     if missing:
         raise UserError(f"{path} is not the configuration of a run: it needs the sections {', '.join(GROUPS)}")
-    sections["task"] = user_files.recorded(sections["task"], run_dir)
+    sections["task"] = user_files.present(user_files.recorded(sections["task"], run_dir), run_dir)
     try:
         return resolve(sections)
     except UserError as error:
-        raise UserError(f"{path} does not fit this version of the code: {error}") from error
+        raise UserError(f"{path} does not fit this version of the code, or its files: {error}") from error
 
 
 def with_architecture(config: RunConfig, run_dir: Path) -> RunConfig:

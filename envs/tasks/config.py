@@ -72,8 +72,8 @@ class TaskConfig:
         for part, present in {"robot": robot_hashes(self.robot), "scene": of_scene}.items():
             kept = getattr(self, f"{part}_sha256")
             if kept not in ("", *present):
-                what = f"{part} {getattr(self, part)}"
-                raise UserError(f"{what}: its files are not those that the run was made with")
+                what, cure = f"{part} {getattr(self, part)}", f"undo the change, or name a copy: {part}_file=<path>"
+                raise UserError(f"{what}: its files are not those that the run was made with: {cure}")
             object.__setattr__(self, f"{part}_sha256", kept or present[0])
         control = control_options(self.robot, self.control)
         object.__setattr__(self, "control", asdict(control))  # defaults included

@@ -16,7 +16,6 @@ from embodied.envs.mujoco.robot_file import FOLDER
 from embodied.envs.mujoco.robots.panda import Panda
 from tests.commands.helpers import run
 
-
 GRIPPER = {
     "actuators": ["left_finger", "right_finger"], "open": 0.04, "closed": -0.005,
     "bodies": ["left_finger", "right_finger"],

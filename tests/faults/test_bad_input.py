@@ -119,7 +119,7 @@ def test_a_run_of_another_version_is_refused_in_one_line(many_checkpoints: Path,
         run_eval(f"run={run_dir}"),
     ):  # fmt: skip
         assert outcome.code == 2, outcome.stderr
-        message = f"{config} does not fit this version of the code: unknown key 'policy.noise_anneal'"
+        message = f"{config} does not fit this version of the code, or its files: unknown key 'policy.noise_anneal'"
         assert message in outcome.stderr.splitlines()[-1]
     assert not (tmp_path / "new").exists()
 

@@ -8,7 +8,7 @@ import gymnasium
 import pytest
 import yaml
 
-from embodied import collect, train
+from embodied import collect, deploy, export, preflight, train
 from embodied import eval as evaluate
 from embodied.envs.mujoco.robot_file import FOLDER
 
@@ -36,12 +36,18 @@ def test_demonstrations_of_a_robot_are_imitated(tmp_path: Path) -> None:
     assert train.main(["task=lift", "task.robot=so101", "policy=gaussian", "runtime=sync", *words, run]) == 0
 
 
-def test_a_run_goes_on_with_its_robot_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def written(folder: Path) -> tuple[Path, Path]:
+    """Write the files of an SO-101 of the user's: YAML and MJCF."""
     data = yaml.safe_load((FOLDER / "so101.yaml").read_text())
-    robot, mjcf = tmp_path / "mine.yaml", tmp_path / "mine.xml"
+    folder.mkdir(exist_ok=True)
+    robot, mjcf = folder / "mine.yaml", folder / "mine.xml"
     mjcf.write_text((FOLDER / data["mjcf"]).read_text())
     robot.write_text(yaml.safe_dump(data | {"mjcf": "mine.xml"}))
-    run = tmp_path / "run"
+    return robot, mjcf
+
+
+def test_a_run_goes_on_with_its_robot_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (robot, mjcf), run = written(tmp_path), tmp_path / "run"
     assert train.main(["task=lift", f"task.robot={robot}", *SMALL, f"out={run}"]) == 0
     robot.write_text("# a comment changes nothing\n" + robot.read_text())
     assert evaluate.main([f"run={run}", "episodes=2"]) == 0
@@ -50,7 +56,43 @@ def test_a_run_goes_on_with_its_robot_alone(tmp_path: Path, capsys: pytest.Captu
     for command, words in ((evaluate, [f"run={run}", "episodes=2"]), (train, [f"resume={run}", "total_steps=128"])):
         assert command.main(words) == 2
         error = capsys.readouterr().err
-        assert f"robot {robot}: its files are not those that the run was made with" in error
-    robot.unlink()
-    assert evaluate.main([f"run={run}", "episodes=2"]) == 2
-    assert "mine.yaml: there is none" in capsys.readouterr().err
+        assert f"robot {robot}: its files are not those that the run was made with: undo the change" in error
+        assert "robot_file=<path>" in error
+
+
+@pytest.mark.slow(reason="fifteen commands: two trainings, two exports, three deployments")
+def test_the_files_of_a_run_its_bundle_and_its_data_may_move(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    robot, _ = written(tmp_path / "old")
+    scene = tmp_path / "old" / "scene.xml"
+    scene.write_text("<mujoco><worldbody><geom type='box' size='.1 .1 .1' pos='2 0 .1'/></worldbody></mujoco>")
+    monkeypatch.chdir(tmp_path / "old")
+    words = ["task=lift", "task.robot=mine.yaml", "task.scene=scene.xml"]
+    assert train.main([*words, *SMALL, "out=../run"]) == 0
+    assert collect.main([*words, "episodes=1", "noise=0", "out=../demos", "num_threads=1"]) == 0
+    monkeypatch.chdir(tmp_path)
+    assert export.main(["run=run", "out=bundle"]) == 0
+    (tmp_path / "old").rename(tmp_path / "new")
+    commands = (
+        (evaluate, ["run=run", "episodes=2"]), (export, ["run=run", "out=again"]), (preflight, ["data=demos"]),
+        (deploy, ["bundle=bundle", "robot=sim", "lockstep=true", "home=false"]),
+        (train, ["resume=run", "total_steps=128"]),  # which writes the new places into config.yaml
+    )  # fmt: skip
+    for command, argv in commands:
+        capsys.readouterr()
+        assert command.main(argv) == 2
+        error = capsys.readouterr().err
+        assert f"the file of its robot, {robot}, is missing: say where it is now: robot_file=<path>" in error
+        assert command.main([*argv, "robot_file=new/mine.yaml"]) == 2
+        assert f"the file of its scene, {scene}, is missing" in capsys.readouterr().err
+        assert command.main([*argv, "robot_file=new/mine.yaml", "scene_file=new/scene.xml"]) in (0, 1), command
+        assert "error: " not in capsys.readouterr().err, command
+    assert evaluate.main(["run=run", "episodes=2"]) == 0
+    mjcf = tmp_path / "new" / "mine.xml"
+    mjcf.write_text(mjcf.read_text().replace('armature="0.028"', 'armature="0.03"'))
+    assert evaluate.main(["run=run", "robot_file=new/mine.yaml", "scene_file=new/scene.xml"]) == 2
+    assert "its files are not those that the run was made with" in capsys.readouterr().err
+    words = ["run=run", "robot_file=new/mne.yaml"]
+    assert evaluate.main(words) == 2
+    assert "Did you mean 'new/mine.yaml'?" in capsys.readouterr().err

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from embodied.core.errors import UserError, one_line
 from embodied.core.spec import ArmSpec, described
-from embodied.core.user_files import recorded, reference, sha256
+from embodied.core.user_files import present, recorded, reference, sha256
 from embodied.deployment.bundle.description import BESIDE_POLICY, PARITY_FILE, POLICY_FILE, SIMULATION_FILE, Bundle
 from embodied.deployment.validation import MAX_MESSAGE, Ranges, check_range, from_json
 
@@ -111,11 +111,10 @@ def read_simulation(path: Path) -> dict[str, Any]:
     found = read_json(path / SIMULATION_FILE, MAX_JSON_BYTES)
     task = found.get("task") if isinstance(found, dict) else None
     name = task.get("name") if isinstance(task, dict) else None
-    if isinstance(task, dict) and reference(name):
-        found["task"] = recorded(task, path)
-    elif not isinstance(name, str) or not name.isidentifier():  # gym/<module>:<class> would import and run code
+    if not isinstance(task, dict) or (not reference(name) and not (isinstance(name, str) and name.isidentifier())):
+        # gym/<module>:<class> would import and run code
         raise UserError(f"{path / SIMULATION_FILE}: task.name: got {str(name)[:60]!r}, needed the name of a task")
-    return dict(found)
+    return {**found, "task": present(recorded(task, path), path)}
 
 
 def _check_files(path: Path, bundle: Bundle, with_policy: bool) -> None:
