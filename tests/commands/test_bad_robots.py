@@ -28,7 +28,9 @@ MESH = '<asset><mesh name="lost" file="lost.stl"/></asset><worldbody><geom type=
         ({}, "task.goal_high_m=[0.7,0.1,0.2]", "m is 0.320 m out of reach of the robot my_arm"),
         ({"control": CONTROL | {"mode": "joint_delta"}}, "", "rotation: got true with mode=joint_delta"),
         ({}, "mesh", "lost.stl"),
-        ({}, "fixed", "joints of robot my_arm cannot move the tool along y alone"),
+        ({}, "fixed shoulder_pan", "the 4 joints of robot my_arm cannot move the tool along y alone"),
+        ({}, "fixed wrist_roll", "orientation=free, rotation=true, but the 4 joints of robot my_arm cannot move the tool"),
+        ({}, "fixed wrist_roll", " alone, allowed: rotation=false, or mode=joint_delta"),
     ],
 )  # fmt: skip
 def test_it_is_one_line_and_leaves_nothing(
@@ -38,12 +40,13 @@ def test_it_is_one_line_and_leaves_nothing(
     data = SO101 | {"mjcf": "my_arm.xml"} | changes
     if words == "mesh":
         text, words = text.replace("<worldbody>", MESH), ""
-    if words == "fixed":  # the arm stays in a vertical plane
-        start = text.index('<joint name="shoulder_pan"')
-        text, words = text[:start] + text[text.index("/>", start) + 2 :], ""
-        text = "\n".join(line for line in text.splitlines() if 'joint="shoulder_pan"' not in line)
+    if words.startswith("fixed "):  # shoulder_pan: the arm stays in a vertical plane
+        joint, words = words.split()[1], ""
+        start = text.index(f'<joint name="{joint}"')
+        text = text[:start] + text[text.index("/>", start) + 2 :]
+        text = "\n".join(line for line in text.splitlines() if f'joint="{joint}"' not in line)
         for key in ("home", "max_velocity"):
-            data[key] = {name: value for name, value in SO101[key].items() if name != "shoulder_pan"}
+            data[key] = {name: value for name, value in SO101[key].items() if name != joint}
     (tmp_path / "my_arm.xml").write_text(text)
     (tmp_path / "my_arm.yaml").write_text(yaml.safe_dump(data))
     robot = "" if "task.robot" in words else f"task.robot={tmp_path}/my_arm.yaml"

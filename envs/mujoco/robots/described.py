@@ -179,19 +179,15 @@ class DescribedArm(GripperArm):
         if self.config.mode != "ee_delta":
             return
         _, mat, jacobian_6J = Chain(self.kinematics).tool(self.home_qpos)
-        rows = np.vstack([jacobian_6J, -mat[:, 2] @ jacobian_6J[3:]])  # the last one: turning about the tool's own axis
-        free, moves = self.config.orientation == "free", [("x", 0), ("y", 1), ("z", 2)]
-        if self.config.rotation:
-            moves.append(("yaw", 6 if free else 5))
-        kept = rows[[row for _, row in moves] if free else slice(6)]
-        for number, (name, row) in enumerate(moves):
-            wanted = np.eye(len(kept))[number if free else row]
-            if np.linalg.norm(kept @ np.linalg.lstsq(kept, wanted, rcond=1e-3)[0] - wanted) > 0.5:
-                config = self.config
-                keys = f"mode={config.mode}, orientation={config.orientation}, rotation={config.rotation}"
-                reason = f"the {self.num_joints} joints of robot {self.name} cannot move the tool along {name} alone"
-                allowed = "joint_delta" if free else "orientation=free, or joint_delta"
-                raise UserError(f"control: got {keys}, but {reason}, allowed: {allowed}")
+        config, free = self.config, self.config.orientation == "free"
+        if stuck := stuck_along(mat, jacobian_6J, free, config.rotation):
+            keys = f"mode={config.mode}, orientation={config.orientation}, rotation={str(config.rotation).lower()}"
+            reason = f"the {self.num_joints} joints of robot {self.name} cannot move the tool along {stuck} alone"
+            others = {"rotation=false": (free, False), "orientation=free": (True, config.rotation)}
+            others |= {"orientation=free with rotation=false": (True, False)}
+            works = [name for name, other in others.items() if not stuck_along(mat, jacobian_6J, *other)]
+            allowed = ", or ".join([*works[:1], "mode=joint_delta"])
+            raise UserError(f"control: got {keys}, but {reason}, allowed: {allowed}")
         tilt_deg = np.degrees(np.arccos(-mat[2, 2].clip(-1, 1)))
         if not free and tilt_deg > TILT_DEG:
             got = f"at home the tool is tilted by {tilt_deg:.0f} deg from vertical, allowed: up to {TILT_DEG:g}"
@@ -272,6 +268,21 @@ class DescribedArm(GripperArm):
         if missing := [name for name in names if name not in values]:
             raise UserError(f"robot {self.name}: {key}: lacks {', '.join(missing)}")
         return [values[name] for name in names]
+
+
+def stuck_along(mat_33: np.ndarray, jacobian_6J: np.ndarray, free: bool, rotation: bool) -> str:
+    """Return the first of x, y, z and yaw that joints cannot move the tool along alone; empty if there is none.
+
+    free: whether the tool may tilt; rotation: whether actions turn it.
+    """
+    rows = np.vstack([jacobian_6J, -mat_33[:, 2] @ jacobian_6J[3:]])  # the last one: turning about the tool's own axis
+    moves = [("x", 0), ("y", 1), ("z", 2)] + [("yaw", 6 if free else 5)] * rotation
+    kept = rows[[row for _, row in moves] if free else slice(6)]
+    for number, (name, row) in enumerate(moves):
+        wanted = np.eye(len(kept))[number if free else row]
+        if np.linalg.norm(kept @ np.linalg.lstsq(kept, wanted, rcond=1e-3)[0] - wanted) > 0.5:
+            return name
+    return ""
 
 
 def read_mjcf(robot: str, path: Path) -> mujoco.MjSpec:
