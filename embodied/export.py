@@ -50,7 +50,7 @@ def main(options: ExportConfig) -> dict[str, Any]:
 
     found = load_checkpoint(run_dir, options.checkpoint)
     spec = make_spec(config)
-    check_exportable(spec)
+    check_exportable(spec, config.robot)
     policy = load_policy(config, found)
     print(f"recording observations of {options.episodes} episodes of {spec.task}", file=sys.stderr)
     source = bundle_source(config, policy, origin_of(config, run_dir, found), options.episodes)

@@ -119,6 +119,12 @@ class RunConfig:
         return int(getattr(self.policy.options, "max_delay", 0))
 
     @property
+    def robot(self) -> str:
+        """Name or file of the task's robot, or of both if there are two; empty for a task of another simulator."""
+        options = self.task.options
+        return str(next(iter(getattr(options, "robots", {}).values()), "") or getattr(options, "robot", ""))
+
+    @property
     def title(self) -> str:
         """``<policy>-<algo>``, as in the default run directory and in ``tuned`` sections of task files."""
         return f"{self.policy.name}-{self.algo.name}"
@@ -142,8 +148,7 @@ def _sim2real_of(config: RunConfig) -> dict[str, Any]:
 
     UserError for a term that is not in the preset. Of two robots, which are equal, the first counts.
     """
-    options = config.task.options
-    robot = next(iter(getattr(options, "robots", {}).values()), "") or getattr(options, "robot", "")
+    robot = config.robot
     terms = robot_randomization(robot) if robot else {}
     known = read_preset(CONFIG_DIR, SIM2REAL)[RANDOMIZED]
     for name, term in terms.items():

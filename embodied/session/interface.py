@@ -26,10 +26,19 @@ def keep_interface(run_dir: Path, spec: EnvSpec) -> None:
         write_json(run_dir / INTERFACE_FILE, interface(spec))
 
 
-def check_interface(run_dir: Path, spec: EnvSpec) -> None:
-    """Raise UserError unless a task is as when the run began. Runs of earlier versions have not kept that."""
+def changed(run_dir: Path, spec: EnvSpec) -> str:
+    """Return how a task differs from when the run began, in one part; empty if it does not.
+
+    Runs of earlier versions have not kept that.
+    """
     then, now = read_json(run_dir / INTERFACE_FILE), interface(spec)
-    for name in then | now if then else ():
-        if then.get(name) != now.get(name):
-            changed = f"{name} was {then.get(name, 'not there')}, is {now.get(name, 'not there')}"
-            raise UserError(f"task {spec.task} has changed since {run_dir} began: {changed}; train anew, or undo it")
+    differing = (name for name in then | now if then and then.get(name) != now.get(name))
+    return next(
+        (f"{name} was {then.get(name, 'not there')}, is {now.get(name, 'not there')}" for name in differing), ""
+    )
+
+
+def check_interface(run_dir: Path, spec: EnvSpec) -> None:
+    """Raise UserError unless a task is as when the run began."""
+    if change := changed(run_dir, spec):
+        raise UserError(f"task {spec.task} has changed since {run_dir} began: {change}; train anew, or undo it")

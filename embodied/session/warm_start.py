@@ -11,7 +11,7 @@ from embodied.runtime import checkpoint
 from embodied.session.config import RunConfig, Section, read_run
 from embodied.session.factories import make_policy, make_saved_policy
 from embodied.session.files import CONFIG_FILE
-from embodied.session.interface import check_interface
+from embodied.session.interface import changed, check_interface
 
 
 def make_initial_policy(config: RunConfig, spec: EnvSpec) -> Policy:
@@ -34,6 +34,8 @@ def make_initial_policy(config: RunConfig, spec: EnvSpec) -> Policy:
     _check_kinds(config.policy, source.policy, where)
     if source.task.title != config.task.title:
         raise UserError(f"{where} is a run of task {source.task.title}, this one is of {config.task.title}")
+    if source.robot != config.robot and (change := changed(run_dir, spec)):
+        raise UserError(f"{where} is a run of robot {source.robot}, this one is of {config.robot}: {change}")
     check_interface(run_dir, spec)
     found = checkpoint.load_last(run_dir, only="policy")
     policy = make_saved_policy(config, run_dir, spec)

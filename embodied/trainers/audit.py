@@ -241,7 +241,7 @@ def check_bundle(audit: Audit) -> Result:
     """The exported policy and its runner give the chunks of torch."""
     config, spec = audit.config, factories.make_spec(audit.config)
     try:
-        check_exportable(spec)
+        check_exportable(spec, config.robot)
     except UserError as error:
         raise NotClaimed(one_line(error)) from None
     slower = (time.monotonic() - audit.began_s) / (time.process_time() - audit.began_cpu_s)  # by other programs

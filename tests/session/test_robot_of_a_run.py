@@ -60,6 +60,19 @@ def test_a_run_goes_on_with_its_robot_alone(tmp_path: Path, capsys: pytest.Captu
         assert "robot_file=<path>" in error
 
 
+def test_export_and_init_name_the_robot(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    robot, _ = written(tmp_path)
+    robot.write_text(yaml.safe_dump({**yaml.safe_load(robot.read_text()), "max_velocity": {}}))
+    run = tmp_path / "run"
+    assert train.main(["task=lift", f"task.robot={robot}", *SMALL, f"out={run}"]) == 0
+    capsys.readouterr()
+    assert export.main([f"run={run}", f"out={tmp_path}/bundle"]) == 2
+    assert f"embodied.tasks check=lift task.robot={robot} says what it lacks" in capsys.readouterr().err
+    assert train.main(["task=lift", *SMALL, f"init={run}", f"out={tmp_path}/other"]) == 2
+    error = capsys.readouterr().err
+    assert f"init={run} is a run of robot {robot}, this one is of panda: state 'joint_pos' was 5 numbers, is 7" in error
+
+
 @pytest.mark.slow(reason="fifteen commands: two trainings, two exports, three deployments")
 def test_the_files_of_a_run_its_bundle_and_its_data_may_move(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

@@ -93,8 +93,8 @@ class Source:
     """Seed of the recorded rows and their noise."""
 
 
-def check_exportable(spec: EnvSpec) -> None:
-    """Raise UserError unless a robot's computer can execute the policy's actions."""
+def check_exportable(spec: EnvSpec, robot: str = "") -> None:
+    """Raise UserError unless a robot's computer can execute the policy's actions. robot: value of ``task.robot``."""
     if not isinstance(spec.action, Box):
         raise UserError(f"task {spec.task} has choices for actions: only continuous actions can be exported")
     arms = [term.name for term in spec.state if term.source == "measured" and term.name.endswith("joint_pos")]
@@ -105,9 +105,8 @@ def check_exportable(spec: EnvSpec) -> None:
             needed = "the kinematics and limits of an arm, which the spec of a family can describe"
             raise UserError(f"task {spec.task} describes no arm (EnvSpec.arm). A bundle needs {needed}")
         unknown = f"the arm of its robot '{spec.robot}' (EnvSpec.arm): its kinematics and limits are unknown"
-        raise UserError(
-            f"task {spec.task} does not describe {unknown}. embodied.tasks check={spec.task} says what it lacks"
-        )
+        words = f"check={spec.task}{f' task.robot={robot}' if robot else ''}"
+        raise UserError(f"task {spec.task} does not describe {unknown}. embodied.tasks {words} says what it lacks")
 
 
 def chosen_layout(policy: Policy, layout: str = "auto") -> str:
