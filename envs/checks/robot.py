@@ -18,7 +18,7 @@ from embodied.envs.episodes.sampler import UniformSampler
 from embodied.envs.episodes.seeding import EpisodeRng
 from embodied.envs.mujoco.pool import MujocoPool
 from embodied.envs.mujoco.randomization.randomizer import members
-from embodied.envs.mujoco.robots.described import TILT_DEG
+from embodied.envs.mujoco.robots.described import TILT_DEG, DescribedArm
 from embodied.envs.mujoco.robots.gripper_description import GripperDescription
 from embodied.envs.mujoco.robots.jaws import measure_jaws
 from embodied.envs.tasks.base import Task, distance
@@ -27,6 +27,7 @@ EPISODES, SOLVED, HELD = 200, 0.95, 0.9  # HELD: chance that objects in the hand
 BEGUN = 0.5  # share of episodes that may be solved at their start
 STILL_M, SUNK_M, MOVED_M = 0.002, 0.05, 0.05  # the last two: of an arm and of objects as large as the Panda's
 SLIP_M_S = 0.004  # at which a held object of the Panda's size is lost within an episode
+SERVOS = "servos with force and armature (0.1), whose stiffness and damping follow from the inertia"
 Finding = tuple[bool, str, str]
 """Whether it is good, what was measured, and what to change if it is not."""
 
@@ -58,9 +59,9 @@ def check_robot(pool: VecEnv, note: Callable[[str], None] = print) -> Iterator[R
     if hasattr(task, "half_width_m"):
         checks["gap"] = lambda: _gap(pool, robot)
     if robot.config.mode == "ee_delta":
-        checks |= {"still": lambda: _still(pool)}
+        checks |= {"still": lambda: _still(pool, robots)}
         checks |= {"hold": lambda: _hold(pool, robot)} if task.held_object else {}
-        checks |= {"expert": lambda: _expert(pool)} if type(task).expert is not Task.expert else {}
+        checks |= {"expert": lambda: _expert(pool, robot)} if type(task).expert is not Task.expert else {}
     for name, check in checks.items():
         try:
             good, measured, change = check()
@@ -123,7 +124,7 @@ def _odd_starts(pool: MujocoPool) -> Iterator[str]:
             yield f"{name} moves by up to {moved_m:.2f} m while the robot stands still: does it begin inside something?"
 
 
-def _still(pool: MujocoPool) -> Finding:
+def _still(pool: MujocoPool, robots: Sequence[GripperDescription]) -> Finding:
     _start(pool)
     zero, places = torch.zeros(pool.num_envs, pool.spec.action.size), [pool.arm.tcp_pos.reshape(-1, 3).clone()]
     for _ in range(3):
@@ -135,7 +136,12 @@ def _still(pool: MujocoPool) -> Finding:
     measured = f"zero actions move the tool by {whole_m * 1e3:.1f} mm, then by {moved_m * 1e3:.1f} mm in {seconds:g} s"
     if moved_m < STILL_M and whole_m < SUNK_M * pool.view.scale.reach:
         return True, measured, ""
-    change = "control.from_target, control.rotation (seven joints) or weightless: true, or stiffer servos"
+    change = f"control.from_target, control.rotation (seven joints) or weightless: true, or {SERVOS}"
+    low_R3, high_R3 = (pool.view.tensor([each.workspace_m[end] for each in robots]) for end in (0, 1))
+    start_NR3 = places[0].view(pool.num_envs, len(robots), 3)
+    if (beyond_m := float(torch.maximum(low_R3 - start_NR3, start_NR3 - high_R3).max())) > whole_m / 2:
+        change = f"episodes begin with the tool up to {beyond_m * 1e3:.0f} mm outside of the workspace: "
+        change += "move home inwards, lessen spread, or enlarge control.workspace_low_m and workspace_high_m"
     if names := _touching(pool, int(moved_KN.sum(0).argmax())):
         change = f"another start, since the robot begins in contact with {', '.join(names)}"
     return False, measured, change
@@ -186,13 +192,16 @@ def _hold(pool: MujocoPool, robot: GripperDescription) -> Finding:
     return held >= HELD and not slips, measured, "impratio: 10, or timestep_s: 0.005" if slips else change
 
 
-def _expert(pool: MujocoPool) -> Finding:
+def _expert(pool: MujocoPool, robot: GripperDescription) -> Finding:
     _start(pool)
     for _ in range(pool.spec.max_episode_steps):
         step = pool.step(pool.task.expert())
     solved = int(step.episodes.success_at_end_M.sum()) / pool.num_envs
     measured = f"the scripted expert solves {solved:.1%} of {pool.num_envs} episodes, needed: {SOLVED:.0%}"
-    return solved >= SOLVED, measured, "see the picture (picture=<file>.png)"
+    change = "see the picture (picture=<file>.png)"
+    if isinstance(robot, DescribedArm):
+        change += f"; if the arm swings, {SERVOS}"
+    return solved >= SOLVED, measured, change
 
 
 def _start(pool: MujocoPool) -> None:

@@ -109,8 +109,9 @@ class Task:
         _, miss_n = self.robot.reach_for(np.array([corner for _, corner in corners]))
         (low, corner), miss_m = corners[miss_n.argmax()], miss_n.max()
         if miss_m > OUT_OF_REACH * self.scale.reach:
-            at = ", ".join(f"{x:.3g}" for x in corner)
-            reason = f"({at}) m is {miss_m:.3f} m out of reach of the robot {self.robot.name}"
+            at, home = (", ".join(f"{x:.3g}" for x in place) for place in (corner, self.robot.home_tool_m))
+            reason = f"({at}) m is {miss_m:.3f} m out of reach of the robot {self.robot.name}, whose tool is at"
+            reason += f" ({home}) m at home"
             raise UserError(f"{low}, {low.removesuffix('_low_m')}_high_m: the corner {reason}")
 
     # -- description, known before the simulation ----------------------------------------------------------------------

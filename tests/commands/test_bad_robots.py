@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import mujoco
 import pytest
 import yaml
 
@@ -25,12 +26,16 @@ MESH = '<asset><mesh name="lost" file="lost.stl"/></asset><worldbody><geom type=
         ({"tool": {"site": "gripperfram"}}, "", "site in robot my_arm 'gripperfram'. Did you mean 'gripperframe'?"),
         ({}, "task.cube_half_m=0.04", "cube_half_m: got 0.04, allowed: 0 to 0.0246"),
         ({"gripper": GRIPPER | {"closed": 0.5}}, "", "cube_half_m: got 0.01225, allowed: 0.021"),
-        ({}, "task.goal_high_m=[0.7,0.1,0.2]", "m is 0.320 m out of reach of the robot my_arm"),
+        ({}, "task.goal_high_m=[0.7,0.1,0.2]", "m is 0.320 m out of reach of the robot my_arm, whose tool is at ("),
         ({"control": CONTROL | {"mode": "joint_delta"}}, "", "rotation: got true with mode=joint_delta"),
         ({}, "mesh", "lost.stl"),
         ({}, "fixed shoulder_pan", "the 4 joints of robot my_arm cannot move the tool along y alone"),
-        ({}, "fixed wrist_roll", "orientation=free, rotation=true, but the 4 joints of robot my_arm cannot move the tool"),
+        ({}, "fixed wrist_roll", "orientation=free, rotation=true, but the 4 joints of robot my_arm cannot move"),
         ({}, "fixed wrist_roll", " alone, allowed: rotation=false, or mode=joint_delta"),
+        ({"base_m": [0, 0, 0.3]}, "", "at home the tool is at (0.249, -0.000415, 0.374) m, 0.124 m outside of"),
+        ({"base_m": [0, 0, 0.3]}, "", "0.38, 0.2, 0.25): change home or base_m, or control.workspace_low_m and"),
+        ({"home": SO101["home"] | {"shoulder_pan": 1.5}}, "", "beside or behind the base, and an arm must face +x: "),
+        ({}, "mm", "m outside of the workspace, from (0.12, -0.2, 0.012) to (0.38, 0.2, 0.25): are its lengths in mm?"),
     ],
 )  # fmt: skip
 def test_it_is_one_line_and_leaves_nothing(
@@ -40,6 +45,11 @@ def test_it_is_one_line_and_leaves_nothing(
     data = SO101 | {"mjcf": "my_arm.xml"} | changes
     if words == "mesh":
         text, words = text.replace("<worldbody>", MESH), ""
+    if words == "mm":
+        spec, words = mujoco.MjSpec.from_string(text), ""
+        for body in spec.bodies:
+            body.pos *= 1000
+        text = spec.to_xml()
     if words.startswith("fixed "):  # shoulder_pan: the arm stays in a vertical plane
         joint, words = words.split()[1], ""
         start = text.index(f'<joint name="{joint}"')

@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from embodied import tasks
+from embodied.core.errors import UserError
 from embodied.envs import make_pool
 from embodied.envs.checks.robot import check_robot
 from embodied.envs.mujoco.robot_file import FOLDER
@@ -49,7 +50,7 @@ def test_a_robot_that_can_do_the_task_passes_with_what_was_measured() -> None:
 @pytest.mark.parametrize(
     ("change", "check", "why"),
     [
-        ({"control": {"from_target": False}}, "still", r"move the tool by \d\d+\.\d mm.*weightless: true"),
+        ({"control": {"from_target": False}}, "still", r"move the tool by \d\d+\.\d mm.*weightless: true.*armature"),
         (
             {"tool": {"pos_m": [0.0115, -0.000218, -0.0781]}},
             "fingers",
@@ -73,6 +74,28 @@ def test_what_a_robot_cannot_do_is_explained(
 @pytest.mark.parametrize("closed", [0.0, 0.002])
 def test_sliding_fingers_that_close_until_they_meet_or_just_before_lift(tmp_path: Path, closed: float) -> None:
     assert findings(str(sliding(tmp_path, {"gripper": GRIPPER | {"closed": closed}})))["expert"][0]
+
+
+def test_a_home_at_the_edge_of_the_workspace_is_named(tmp_path: Path) -> None:
+    passed, why = findings(str(sliding(tmp_path, {"base_m": [0, 0, 0.318], "reach_m": 0.6})), "reach")["still"]
+    assert not passed
+    assert re.search(r"episodes begin with the tool up to \d\d mm outside of the workspace: .*spread", why), why
+
+
+def test_a_gripper_in_mm_is_named(tmp_path: Path) -> None:
+    with pytest.raises(
+        UserError, match=r"gripper.open: got 40, at which the fingers are 1 m apart or more: is it in mm"
+    ):
+        findings(str(sliding(tmp_path, {"gripper": GRIPPER | {"open": 40}})))
+
+
+def test_what_a_light_wrist_needs_is_said(tmp_path: Path) -> None:
+    text = Panda.mjcf.read_text().replace('kp="100" kv="10"', 'kp="1000" kv="0"').replace('armature="0.1"', "")
+    (tmp_path / "light.xml").write_text(text)
+    found = findings(str(sliding(tmp_path, {"mjcf": "light.xml"})))
+    for check in ("still", "expert"):
+        assert not found[check][0]
+        assert re.search("servos.*armature.*damping", found[check][1]), found[check][1]
 
 
 LAZY = """

@@ -199,6 +199,10 @@ class Robot(Protocol):
     def spec(self) -> mujoco.MjSpec:
         """Return the robot without table and objects."""
 
+    @property
+    def home_tool_m(self) -> np.ndarray:
+        """Where the tool centre point is at home, m [3]; of a pair the left one."""
+
     def reach_for(self, points_n3: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return joint positions [n, J] for the tool at points (m), and by how far they miss them, m [n]."""
 

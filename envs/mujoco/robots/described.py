@@ -39,6 +39,8 @@ CRITICAL = [0.02, 1.0]  # time constant (s) and damping ratio of their contacts
 STIFFNESS, DAMPING = 1000.0, 100.0  # of servos without gains, per inertia of the joint, 1/s^2 and 1/s
 HOME_SLACK = 1e-3  # how far home may be beyond a joint's range, rad or m
 TILT_DEG = 30.0  # greatest tilt and turn at home of a tool that is kept vertical and does not turn
+OUTSIDE_M = 0.05  # how far outside of the workspace the tool may be at home, of an arm as large as the Panda
+IN_MM = 10.0  # distance of the tool from the origin, m, that no arm on a table has
 SQUARE_DEG = 5.0  # error of a right angle; the gripper closes along the tool's x or y axis
 SLIDES_M = 0.001  # how far a gap may be from twice the position of fingers that slide
 
@@ -171,7 +173,10 @@ class DescribedArm(GripperArm):
         return spec
 
     def _check_freedom(self) -> None:
-        """Raise UserError for a home beyond joints' ranges, tilted or turned, or where actions cannot move the tool."""
+        """Raise UserError for a home beyond joints' ranges or the workspace, or tilted or turned.
+
+        Also for one where actions cannot move the tool.
+        """
         for joint in self.kinematics.joints:
             if not joint.low - HOME_SLACK <= joint.home <= joint.high + HOME_SLACK:
                 allowed = f"{joint.low:.3g} to {joint.high:.3g}{' (degrees?)' if joint.kind == 'hinge' else ''}"
@@ -188,6 +193,7 @@ class DescribedArm(GripperArm):
             works = [name for name, other in others.items() if not stuck_along(mat, jacobian_6J, *other)]
             allowed = ", or ".join([*works[:1], "mode=joint_delta"])
             raise UserError(f"control: got {keys}, but {reason}, allowed: {allowed}")
+        self._check_home()
         tilt_deg = np.degrees(np.arccos(-mat[2, 2].clip(-1, 1)))
         if not free and tilt_deg > TILT_DEG:
             got = f"at home the tool is tilted by {tilt_deg:.0f} deg from vertical, allowed: up to {TILT_DEG:g}"
@@ -196,6 +202,22 @@ class DescribedArm(GripperArm):
         if not (free or self.config.rotation) and abs(yaw_deg) > TILT_DEG:  # zero actions would turn it to 0
             got = f"at home the tool is turned by {yaw_deg:.1f} deg about the vertical, at most {TILT_DEG:g}"
             raise UserError(f"robot {self.name}: {got}: {self._turned_back(90 * round(yaw_deg / 90), yaw_deg)}")
+
+    def _check_home(self) -> None:
+        """Raise UserError for a home whose tool is further outside of the workspace than an arm may sag."""
+        tool_3, (low_3, high_3) = self.home_tool_m, np.array(self.workspace_m)
+        beyond_m = np.maximum(low_3 - tool_3, tool_3 - high_3).max()
+        if beyond_m <= OUTSIDE_M * self.scale.reach:
+            return
+        at, low, high = (", ".join(f"{x:.3g}" for x in place) for place in (tool_3, low_3, high_3))
+        got = f"at home the tool is at ({at}) m, {beyond_m:.3g} m outside of the workspace, from ({low}) to ({high})"
+        cure = "change home or base_m, or control.workspace_low_m and workspace_high_m"
+        x, y, _ = tool_3 - self.file.base_m
+        if np.linalg.norm(tool_3) > IN_MM:
+            cure = "are its lengths in mm? Needed: m"
+        elif x < abs(y):
+            cure = "it is beside or behind the base, and an arm must face +x: turn the base in the MJCF, or change home"
+        raise UserError(f"robot {self.name}: {got}: {cure}")
 
     def _turned_back(self, turn_deg: float, yaw_deg: float) -> str:
         """Say how to turn the tool back to 0: by the quat of ``tool``, if it is a multiple of a right angle away."""

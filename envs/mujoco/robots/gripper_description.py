@@ -174,6 +174,10 @@ class GripperDescription:
             return 2 * self.finger_closed_m, 2 * self.finger_open_m
         return float(self.jaws.gap_K[0]), float(self.jaws.gap_K[-1])
 
+    @property
+    def home_tool_m(self) -> np.ndarray:
+        return Chain(self.kinematics).tool(self.home_qpos)[0]
+
     def reach_for(self, points_n3: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         arm = replace(self.kinematics, control="ee_delta")
         law, chain = ArmLaw(arm), Chain(arm)

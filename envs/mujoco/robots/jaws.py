@@ -49,8 +49,8 @@ def measure_jaws(
 ) -> Jaws:
     """Measure the gaps from ``closed`` to ``open``, with the arm at home.
 
-    UserError for a finger without a geom that touches objects, and for fingers that touch at ``open``, that are not
-    nearer at ``closed``, or that close along neither x nor y of the tool.
+    UserError for a finger without a geom that touches objects, and for fingers that touch at ``open`` or are ``FAR_M``
+    apart, that are not nearer at ``closed``, or that close along neither x nor y of the tool.
     """
     data, touching = mujoco.MjData(model), model.geom_contype | model.geom_conaffinity
     geoms = [np.flatnonzero((model.geom_bodyid == model.body(name).id) & (touching != 0)) for name in fingers]
@@ -73,6 +73,9 @@ def measure_jaws(
         middles.append(mat.T @ along * (middle @ along))
         lines.append(mat.T @ along)
         qpos.append(data.qpos[parts.linked].copy())
+    if gaps[0] >= FAR_M:
+        got = f"got {open:g}, at which the fingers are {FAR_M:g} m apart or more"
+        raise UserError(f"gripper.open: {got}: is it in mm or degrees? Needed: m or rad, as the MJCF has it")
     if gaps[-1] > max(gaps[0] - CLOSES_M, 0.0):
         got = f"the gap between the bodies is {gaps[0]:.3f} m at open and {gaps[-1]:.3f} m at closed"
         remedy = "swap them, or link fingers that move the same way (gripper.links)"

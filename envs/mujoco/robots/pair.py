@@ -61,6 +61,10 @@ class Pair:
             spec.attach(one, prefix=robot.prefix, frame=spec.worldbody.add_frame(pos=[0, robot.aside_m, 0]))
         return spec
 
+    @property
+    def home_tool_m(self) -> np.ndarray:
+        return self.robots[0].home_tool_m
+
     def reach_for(self, points_n6: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return joint positions [n, 2 J] for a point of each tool, and by how far the worse one misses it, m [n]."""
         each = zip(self.robots, halves(points_n6), strict=True)
