@@ -18,8 +18,9 @@ from embodied.envs.episodes.sampler import UniformSampler
 from embodied.envs.episodes.seeding import EpisodeRng
 from embodied.envs.mujoco.pool import MujocoPool
 from embodied.envs.mujoco.randomization.randomizer import members
-from embodied.envs.mujoco.robots.described import TILT_DEG, DescribedArm
+from embodied.envs.mujoco.robots.described import DescribedArm
 from embodied.envs.mujoco.robots.gripper_description import GripperDescription
+from embodied.envs.mujoco.robots.home import TILT_DEG
 from embodied.envs.mujoco.robots.jaws import measure_jaws
 from embodied.envs.tasks.base import Task, distance
 

@@ -12,7 +12,6 @@ from xml.etree import ElementTree
 import mujoco
 import numpy as np
 
-from embodied.core.arm import Chain
 from embodied.core.errors import UserError, one_line, unknown_name
 from embodied.envs.episodes.seeding import EpisodeRng
 from embodied.envs.mujoco.config import ROBOTS, ControlConfig
@@ -27,6 +26,7 @@ from embodied.envs.mujoco.robot_file import (
 )
 from embodied.envs.mujoco.robots.base import Robot
 from embodied.envs.mujoco.robots.gripper_arm import GripperArm
+from embodied.envs.mujoco.robots.home import check_home
 from embodied.envs.mujoco.robots.jaws import measure_jaws
 
 BIT = mujoco.mjtDisableBit
@@ -37,11 +37,6 @@ HELD_POSES, HELD_MISS_M = 256, 0.005
 FINGER_FRICTION = [1, 0.02, 0.0001]  # sliding, torsional and rolling, of fingers whose geoms have no priority
 CRITICAL = [0.02, 1.0]  # time constant (s) and damping ratio of their contacts
 STIFFNESS, DAMPING = 1000.0, 100.0  # of servos without gains, per inertia of the joint, 1/s^2 and 1/s
-HOME_SLACK = 1e-3  # how far home may be beyond a joint's range, rad or m
-TILT_DEG = 30.0  # greatest tilt and turn at home of a tool that is kept vertical and does not turn
-OUTSIDE_M = 0.05  # how far outside of the workspace the tool may be at home, of an arm as large as the Panda
-IN_MM = 10.0  # distance of the tool from the origin, m, that no arm on a table has
-SQUARE_DEG = 5.0  # error of a right angle; the gripper closes along the tool's x or y axis
 SLIDES_M = 0.001  # how far a gap may be from twice the position of fingers that slide
 
 
@@ -73,7 +68,7 @@ class DescribedArm(GripperArm):
             self.max_velocity = np.array(self._of_joints("max_velocity", file.max_velocity, names))
         ends = self.model.jnt_range[self.parts.gripper.joints[0]] if self.gripper_unit == "rad" else ()
         self.finger_max_m = float(max([gripper.open, *ends]))
-        self._check_freedom()
+        check_home(self, file)
         slides = self.model.jnt_type[self.parts.arm.joints] == mujoco.mjtJoint.mjJNT_SLIDE
         self.joint_unit = ", ".join("m" if slide else "rad" for slide in slides) if slides.any() else "rad"
         used = {self.model.actuator(actuator).name for actuator in self.parts.gripper.servos}
@@ -172,61 +167,6 @@ class DescribedArm(GripperArm):
         spec.option.disableflags |= BIT.mjDSBL_ISLAND | BIT.mjDSBL_AUTORESET
         return spec
 
-    def _check_freedom(self) -> None:
-        """Raise UserError for a home beyond joints' ranges or the workspace, or tilted or turned.
-
-        Also for one where actions cannot move the tool.
-        """
-        for joint in self.kinematics.joints:
-            if not joint.low - HOME_SLACK <= joint.home <= joint.high + HOME_SLACK:
-                allowed = f"{joint.low:.3g} to {joint.high:.3g}{' (degrees?)' if joint.kind == 'hinge' else ''}"
-                raise UserError(f"robot {self.name}: home {joint.name}: got {joint.home:g}, allowed: {allowed}")
-        if self.config.mode != "ee_delta":
-            return
-        _, mat, jacobian_6J = Chain(self.kinematics).tool(self.home_qpos)
-        config, free = self.config, self.config.orientation == "free"
-        if stuck := stuck_along(mat, jacobian_6J, free, config.rotation):
-            keys = f"mode={config.mode}, orientation={config.orientation}, rotation={str(config.rotation).lower()}"
-            reason = f"the {self.num_joints} joints of robot {self.name} cannot move the tool along {stuck} alone"
-            others = {"rotation=false": (free, False), "orientation=free": (True, config.rotation)}
-            others |= {"orientation=free with rotation=false": (True, False)}
-            works = [name for name, other in others.items() if not stuck_along(mat, jacobian_6J, *other)]
-            allowed = ", or ".join([*works[:1], "mode=joint_delta"])
-            raise UserError(f"control: got {keys}, but {reason}, allowed: {allowed}")
-        self._check_home()
-        tilt_deg = np.degrees(np.arccos(-mat[2, 2].clip(-1, 1)))
-        if not free and tilt_deg > TILT_DEG:
-            got = f"at home the tool is tilted by {tilt_deg:.0f} deg from vertical, allowed: up to {TILT_DEG:g}"
-            raise UserError(f"robot {self.name}: {got}: change home, or the quat of tool, whose z axis points down")
-        yaw_deg = np.degrees(np.arctan2(mat[1, 0], mat[0, 0]))
-        if not (free or self.config.rotation) and abs(yaw_deg) > TILT_DEG:  # zero actions would turn it to 0
-            got = f"at home the tool is turned by {yaw_deg:.1f} deg about the vertical, at most {TILT_DEG:g}"
-            raise UserError(f"robot {self.name}: {got}: {self._turned_back(90 * round(yaw_deg / 90), yaw_deg)}")
-
-    def _check_home(self) -> None:
-        """Raise UserError for a home whose tool is further outside of the workspace than an arm may sag."""
-        tool_3, (low_3, high_3) = self.home_tool_m, np.array(self.workspace_m)
-        beyond_m = np.maximum(low_3 - tool_3, tool_3 - high_3).max()
-        if beyond_m <= OUTSIDE_M * self.scale.reach:
-            return
-        at, low, high = (", ".join(f"{x:.3g}" for x in place) for place in (tool_3, low_3, high_3))
-        got = f"at home the tool is at ({at}) m, {beyond_m:.3g} m outside of the workspace, from ({low}) to ({high})"
-        cure = "change home or base_m, or control.workspace_low_m and workspace_high_m"
-        x, y, _ = tool_3 - self.file.base_m
-        if np.linalg.norm(tool_3) > IN_MM:
-            cure = "are its lengths in mm? Needed: m"
-        elif x < abs(y):
-            cure = "it is beside or behind the base, and an arm must face +x: turn the base in the MJCF, or change home"
-        raise UserError(f"robot {self.name}: {got}: {cure}")
-
-    def _turned_back(self, turn_deg: float, yaw_deg: float) -> str:
-        """Say how to turn the tool back to 0: by the quat of ``tool``, if it is a multiple of a right angle away."""
-        if abs(yaw_deg - turn_deg) > SQUARE_DEG or self.file.tool.site == "tcp":
-            return "change home, or turn the site of the tool"
-        quat, half = np.zeros(4), np.radians(turn_deg) / 2
-        mujoco.mju_mulQuat(quat, np.array(self.file.tool.quat), np.array([np.cos(half), 0, 0, np.sin(half)]))
-        return f"write tool.quat: [{', '.join(f'{x:.7g}' for x in quat.round(7) + 0.0)}], or change home"
-
     def _inertia(self, spec: mujoco.MjSpec) -> dict[str, float]:
         """Return the inertia of each joint with the arm at home and all other joints at 0, kg m^2 or kg."""
         if not self._inertias:
@@ -290,21 +230,6 @@ class DescribedArm(GripperArm):
         if missing := [name for name in names if name not in values]:
             raise UserError(f"robot {self.name}: {key}: lacks {', '.join(missing)}")
         return [values[name] for name in names]
-
-
-def stuck_along(mat_33: np.ndarray, jacobian_6J: np.ndarray, free: bool, rotation: bool) -> str:
-    """Return the first of x, y, z and yaw that joints cannot move the tool along alone; empty if there is none.
-
-    free: whether the tool may tilt; rotation: whether actions turn it.
-    """
-    rows = np.vstack([jacobian_6J, -mat_33[:, 2] @ jacobian_6J[3:]])  # the last one: turning about the tool's own axis
-    moves = [("x", 0), ("y", 1), ("z", 2)] + [("yaw", 6 if free else 5)] * rotation
-    kept = rows[[row for _, row in moves] if free else slice(6)]
-    for number, (name, row) in enumerate(moves):
-        wanted = np.eye(len(kept))[number if free else row]
-        if np.linalg.norm(kept @ np.linalg.lstsq(kept, wanted, rcond=1e-3)[0] - wanted) > 0.5:
-            return name
-    return ""
 
 
 def read_mjcf(robot: str, path: Path) -> mujoco.MjSpec:
