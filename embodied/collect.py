@@ -45,6 +45,7 @@ from embodied.core.options import FractionBelow1, NonNegativeInt, PositiveInt, S
 from embodied.core.seeds import Purpose, first_env_seed
 from embodied.core.spec import SUCCESS, TRAIN, Box, CameraSpec, EnvSpec
 from embodied.core.types import Obs
+from embodied.core.user_files import refuse_places
 from embodied.data import Episode, write
 from embodied.data.lerobot import DISTURBANCE, PLAN
 from embodied.envs.episodes.sampler import first_episodes
@@ -87,6 +88,7 @@ def collect(argv: Sequence[str]) -> dict[str, Any]:
         if key not in own and key.partition(".")[0] not in others:
             raise unknown_name("key", key, {*own, *others})
     options = from_mapping(CollectConfig, nest({key: value for key, value in overrides.items() if key in own}))
+    refuse_places()
     config = compose_run({key: value for key, value in overrides.items() if key not in own})
     out = Path(options.out)
     check_new_dir(out)

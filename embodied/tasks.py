@@ -37,6 +37,7 @@ from embodied.core.config import GROUPS, PRESETS, parse_overrides
 from embodied.core.errors import UserError, one_line, unknown_name
 from embodied.core.options import Positive, PositiveInt, Seed, config_dataclass, from_mapping
 from embodied.core.spec import Box, Discrete, EnvSpec, MultiDiscrete
+from embodied.core.user_files import refuse_places
 from embodied.envs import SamplerSetup, UniformConfig
 from embodied.envs.registry import DEFAULT_FAMILY, FAMILIES, TASKS, split_name
 from embodied.session.command import Failed, run_command
@@ -100,6 +101,7 @@ def check(values: dict[str, Any]) -> dict[str, Any]:
     for key in overrides:
         if "." not in key and key not in OVERRIDES:
             raise unknown_name("key", key, {*CheckConfig.__dataclass_fields__, *OVERRIDES})
+    refuse_places()
     config = compose_run({"task": options.check, **overrides})
     from embodied.envs.checks.conformance import run_checks  # these import torch
     from embodied.runtime import threads

@@ -43,6 +43,7 @@ from typing import Any
 from embodied.core.clock import ticking
 from embodied.core.config import parse_overrides
 from embodied.core.errors import UserError
+from embodied.core.user_files import refuse_places
 from embodied.session.command import Stopped, interrupt_on_signals, run_command
 
 CERTIFIED_FROM_S, CERTIFIED_WITHIN_S = 60.0, 30.0  # seconds of a training, and of its certificate
@@ -60,6 +61,8 @@ def train(argv: Sequence[str]) -> dict[str, Any]:
 
     run = overrides.pop("resume", None)
     run_dir = None if run is None else Path(str(run))
+    if run_dir is None and overrides.get("init") is None:
+        refuse_places()
     config = compose_new(overrides, print) if run_dir is None else resume_run(run_dir, overrides)
     if shown:
         from embodied.session.explain import explain

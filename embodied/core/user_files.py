@@ -79,6 +79,14 @@ def name_words(words: Sequence[str]) -> list[str]:
     return [word for word in words if word.partition("=")[0] not in keys]
 
 
+def refuse_places() -> None:
+    """Raise UserError for ``robot_file=`` and ``scene_file=`` where nothing is read that names such a file."""
+    for part in _places:
+        raise UserError(
+            f"{part}_file= says where the file of a run, bundle or data set is now; here: task.{part}=<path>"
+        )
+
+
 def present(section: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     """Return the section ``task`` of a run, bundle or data set in ``folder``, with the files that were named instead.
 

@@ -8,7 +8,7 @@ import gymnasium
 import pytest
 import yaml
 
-from embodied import collect, deploy, export, preflight, train
+from embodied import collect, deploy, export, preflight, tasks, train
 from embodied import eval as evaluate
 from embodied.envs.mujoco.robot_file import FOLDER
 
@@ -109,3 +109,6 @@ def test_the_files_of_a_run_its_bundle_and_its_data_may_move(
     words = ["run=run", "robot_file=new/mne.yaml"]
     assert evaluate.main(words) == 2
     assert "Did you mean 'new/mine.yaml'?" in capsys.readouterr().err
+    for command, argv in ((train, ["task=lift"]), (collect, ["task=lift", "out=more"]), (tasks, ["check=lift"])):
+        assert command.main([*argv, "robot_file=new/mine.yaml"]) == 2, "a word without a use would leave the Panda"
+        assert "here: task.robot=<path>" in capsys.readouterr().err
