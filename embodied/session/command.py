@@ -34,6 +34,7 @@ UNREAD = 141
 """Exit code of a command with a broken pipe: 128 + SIGPIPE, as shells show it for other programs."""
 Handler = Callable[[int, FrameType | None], None]
 Work = Callable[[Any], dict[str, Any]]
+STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 SAVING = "stopping: saving a checkpoint (Ctrl-C again: stop now without saving)"
 HANGS_S = 8.0  # how long the parts of an interrupted run may take to end
 
@@ -192,8 +193,8 @@ def _run(command: Callable[[Sequence[str]], dict[str, Any]], usage: str | None, 
 
 
 @contextmanager
-def stop_on_signals(note: str = SAVING) -> Iterator[threading.Event]:
-    """Yield an event that the first SIGINT, SIGTERM or SIGHUP sets; a second signal has its usual effect.
+def stop_on_signals(note: str = SAVING, signals: Sequence[signal.Signals] = STOPPING) -> Iterator[threading.Event]:
+    """Yield an event that the first of ``signals`` sets; a second one has its usual effect.
 
     note: written to stderr at the first signal. Only the main thread gets signals; in any other thread the event stays
     unset.
@@ -211,7 +212,7 @@ def stop_on_signals(note: str = SAVING) -> Iterator[threading.Event]:
         with suppress(OSError):  # print() is not reentrant
             os.write(2, f"{note}\n".encode())
 
-    with _handling(on_signal, signal.SIGINT, signal.SIGTERM, signal.SIGHUP) as restore:
+    with _handling(on_signal, *signals) as restore:
         yield stop
 
 

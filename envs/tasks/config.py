@@ -1,6 +1,6 @@
 """Options of the tasks, and of what several tasks share."""
 
-from dataclasses import asdict, field, fields
+from dataclasses import Field, asdict, field, fields
 from pathlib import Path
 from typing import Any, ClassVar, cast
 
@@ -59,8 +59,11 @@ class TaskConfig:
     """
 
     def __init_subclass__(cls) -> None:
-        if isinstance(steps := vars(cls).get("max_episode_steps"), int):
+        steps = vars(cls).get("max_episode_steps")
+        if isinstance(steps, int):
             cls.max_episode_steps = OfPanda(steps)
+        elif isinstance(steps, Field) and isinstance(steps.default, int):
+            steps.default = OfPanda(steps.default)
 
     def __post_init__(self) -> None:
         if (path := robot_path(self.robot)) and path.parent != FOLDER:

@@ -32,8 +32,6 @@ MESH = '<asset><mesh name="lost" file="lost.stl"/></asset><worldbody><geom type=
         ({}, "fixed shoulder_pan", "the 4 joints of robot my_arm cannot move the tool along y alone"),
         ({}, "fixed wrist_roll", "orientation=free, rotation=true, but the 4 joints of robot my_arm cannot move"),
         ({}, "fixed wrist_roll", " alone, allowed: rotation=false, or mode=joint_delta"),
-        ({"base_m": [0, 0, 0.3]}, "", "at home the tool is at (0.249, -0.000415, 0.374) m, 0.124 m outside of"),
-        ({"base_m": [0, 0, 0.3]}, "", "0.38, 0.2, 0.25): change home or base_m, or control.workspace_low_m and"),
         ({"home": SO101["home"] | {"shoulder_pan": 1.5}}, "", "beside or behind the base, and an arm must face +x: "),
         ({}, "mm", "m outside of the workspace, from (0.12, -0.2, 0.012) to (0.38, 0.2, 0.25): are its lengths in mm?"),
     ],

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import asdict, replace
+from dataclasses import asdict, field, replace
 from pathlib import Path
 
 import gymnasium
@@ -107,8 +107,12 @@ def test_a_task_of_a_user_has_the_time_that_its_robot_needs_unless_a_limit_is_gi
     class Same(Short):
         pass
 
+    @config_dataclass
+    class OfField(LiftConfig):
+        max_episode_steps: PositiveInt = field(default=40)
+
     slow = {"delta_m": 0.01}
-    for config in (Short, Same):
+    for config in (Short, Same, OfField):
         assert config().max_episode_steps == 40
         assert config(robot="so101", control=slow).max_episode_steps == 109
         assert config(robot="so101", control=slow, max_episode_steps=40).max_episode_steps == 40

@@ -14,6 +14,7 @@ from embodied.core.errors import UserError
 from embodied.envs import make_pool
 from embodied.envs.checks.robot import check_robot
 from embodied.envs.mujoco.robot_file import FOLDER
+from embodied.envs.mujoco.robots.described import build_robot
 from embodied.envs.mujoco.robots.panda import Panda
 from tests.commands.helpers import run
 
@@ -69,6 +70,14 @@ def test_what_a_robot_cannot_do_is_explained(
     passed, text = findings(str(tmp_path / "mine.yaml"), "reach")[check]
     assert not passed
     assert re.search(why, text), text
+
+
+@pytest.mark.parametrize(("closed", "above"), [(-0.0005, False), (0.0, True)])
+def test_sliding_fingers_that_close_beyond_where_they_meet_squeeze_from_there(
+    tmp_path: Path, closed: float, above: bool
+) -> None:
+    robot = build_robot(str(sliding(tmp_path, {"gripper": GRIPPER | {"closed": closed}})), {})
+    assert (robot.finger_touch_m > 0) == above
 
 
 @pytest.mark.parametrize("closed", [0.0, 0.002])

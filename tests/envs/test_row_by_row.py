@@ -98,6 +98,17 @@ def test_rows_give_what_they_give_when_all_are_stepped_together(id: str, chunk: 
     assert bool(cuts) == bool(cut)
 
 
+def test_a_time_limit_ends_an_episode_that_began_row_by_row_and_goes_on_together() -> None:
+    env = make("Hopper-v5", N, 8, 3)
+    env.reset(make_sampler(env))
+    actions = torch.zeros(5, N, 1, *random_actions(env.spec.action, N, 1, seed=0).shape[2:])
+    for _ in rows_of(env, actions):
+        pass
+    step = env.step(actions[0].repeat(1, 6, 1))
+    assert bool(step.truncated_N.all())
+    assert step.num_steps_N.tolist() == [3] * N
+
+
 def test_stepped_together_it_keeps_the_contract() -> None:
     check_env(lambda num_envs: make("CartPole-v1", num_envs, 30, 2))
 
@@ -185,7 +196,7 @@ def test_results_that_break_the_contract_are_refused(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(env, "receive", without_ends)
     with pytest.raises(UserError, match="final_ids must be the rows that terminated"):
-        list(sampled(env, "categorical"))
+        list(sampled(env, "categorical", 1))
 
 
 def test_groups_of_equal_episodes_are_refused() -> None:

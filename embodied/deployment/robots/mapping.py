@@ -122,7 +122,7 @@ class RobotMapping:
             raise UserError(f"mapping: lacks {', '.join(missing)}")
         ours = [*self.entries, *(f"{name}.vel" for name in self.joints), *self.external, *self.cameras]
         read = [name for entry in self.entries.values() for name in (entry.name, entry.velocity) if name is not None]
-        for names in (ours, [*read, *self.external.values(), *self.cameras.values()]):
+        for names in (ours, [*read, *self.external.values()]):
             for name in names:
                 if names.count(name) > 1:
                     raise UserError(f"mapping: {name} stands for two quantities")

@@ -102,7 +102,8 @@ class RayRuntime(Runtime):
         return {"controller": [self.controller.track, self.learner.track], "evaluator": [self.evaluator.track]}
 
     def _doing(self) -> Doing:
-        return {**self.controller.doing, self.learner.track.name: self.learner.track.present}
+        here = (self.learner.track, self.evaluator.track)
+        return {**self.controller.doing, **{track.name: track.present for track in here}}
 
     @property
     def layout_note(self) -> str:

@@ -5,6 +5,7 @@
 Every episode is written as it ends. An error ends its phase, and the phases after it still take place.
 """
 
+import signal
 import sys
 import threading
 import traceback
@@ -123,13 +124,16 @@ class DeploymentRun:
         moved = any(record.steps for record in self.deployment.records)
         if not (self.options.home and known and moved):
             return True
-        if self.stays or (self.options.confirm and not ask("move home?")):
+        if self.stays:
             print("the robot stays where it is", file=sys.stderr)
             return True
         unknown = isinstance(first, Unusable) and first.kind in ("frozen", "jump")
         if unknown or not robot.is_connected:
             why = "its pose is not known" if unknown else "it is not connected"
             raise UserError(f"the robot does not move home: {why}")
+        if self.options.confirm and not ask("move home?"):
+            print("the robot stays where it is", file=sys.stderr)
+            return True
         self.stays = True  # if it does not arrive
         try:
             with stop_on_signals("stopping the robot on its way home") as signalled, key:
@@ -154,7 +158,8 @@ class DeploymentRun:
     def keep_holding(self) -> None:
         """Keep the connection after the emergency key until a person says so."""
         if any(isinstance(error, EmergencyStop) for error in self.errors):
-            with stop_on_signals("the robot still holds; once more: disconnect"):  # people press Ctrl-C, too
+            note = "the robot still holds; once more: disconnect"
+            with stop_on_signals(note, [signal.SIGINT]):  # which people press, too
                 self.site.keep_holding()
 
     def save(self, video: str | None = None) -> None:

@@ -99,7 +99,7 @@ class RowByRowEnvpoolEnv(EnvpoolEnv):
         chunks.reward_NE[rows, at_n] = reward_N[rows]
         on_N = stepped_N & ~chunks.ended_N
         self._done_N |= on_N & (chunks.num_steps_N == chunks.action_NEA.shape[1])
-        if bool(ended_N.any()):
+        if self._may_end(result) and bool(ended_N.any()):
             ended = ended_N.nonzero().squeeze(-1)
             self._keep_final(ended_N)
             self._starting_N |= ended_N

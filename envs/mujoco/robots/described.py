@@ -85,7 +85,7 @@ class DescribedArm(GripperArm):
         sliding = self.parts.direct and self.gripper_unit == "m"
         # where they meet, or where their last way begins, if they do not close further
         if sliding and np.abs(jaws.gap_K - 2 * jaws.command_K).max() <= SLIDES_M:
-            self.finger_touch_m = max(0.0, float(jaws.command_K[1]))
+            self.finger_touch_m = 0.0 if gripper.closed < 0 else float(jaws.command_K[1])
         else:
             meet_m = max(0.0, jaws.gap_K[1])
             self.jaws, self.finger_touch_m = jaws, float(np.interp(meet_m, jaws.gap_K, jaws.command_K))

@@ -16,7 +16,7 @@ SQUARE_DEG = 5.0  # error of a right angle; the gripper closes along the tool's 
 
 
 def check_home(robot: GripperDescription, file: RobotFile) -> None:
-    """Raise UserError for a home beyond joints' ranges or the workspace, or tilted or turned.
+    """Raise UserError for a home beyond joints' ranges, beside the base, or tilted or turned.
 
     Also for one where actions cannot move the tool.
     """
@@ -48,19 +48,23 @@ def check_home(robot: GripperDescription, file: RobotFile) -> None:
 
 
 def _check_place(robot: GripperDescription) -> None:
-    """Raise UserError for a home whose tool is further outside of the workspace than an arm may sag."""
+    """Raise UserError for a home outside of the workspace, if a file in mm or a base that is turned explains it.
+
+    Otherwise it may be meant: the check ``still`` of ``embodied.tasks`` names it, if the arm does not stand still.
+    """
     tool_3, (low_3, high_3) = robot.home_tool_m, np.array(robot.workspace_m)
     beyond_m = np.maximum(low_3 - tool_3, tool_3 - high_3).max()
     if beyond_m <= OUTSIDE_M * robot.scale.reach:
         return
     at, low, high = (", ".join(f"{x:.3g}" for x in place) for place in (tool_3, low_3, high_3))
     got = f"at home the tool is at ({at}) m, {beyond_m:.3g} m outside of the workspace, from ({low}) to ({high})"
-    cure = "change home or base_m, or control.workspace_low_m and workspace_high_m"
     x, y, _ = tool_3 - robot.kinematics.joints[0].pos_m
     if np.linalg.norm(tool_3) > IN_MM:
         cure = "are its lengths in mm? Needed: m"
     elif x < abs(y):
         cure = "it is beside or behind the base, and an arm must face +x: turn the base in the MJCF, or change home"
+    else:
+        return
     raise UserError(f"robot {robot.name}: {got}: {cure}")
 
 
