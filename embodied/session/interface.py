@@ -32,10 +32,10 @@ def changed(run_dir: Path, spec: EnvSpec) -> str:
     Runs of earlier versions have not kept that.
     """
     then, now = read_json(run_dir / INTERFACE_FILE), interface(spec)
-    differing = (name for name in then | now if then and then.get(name) != now.get(name))
-    return next(
-        (f"{name} was {then.get(name, 'not there')}, is {now.get(name, 'not there')}" for name in differing), ""
-    )
+    for name in then | now if then else ():
+        if then.get(name) != now.get(name):
+            return f"{name} was {then.get(name, 'not there')}, is {now.get(name, 'not there')}"
+    return ""
 
 
 def check_interface(run_dir: Path, spec: EnvSpec) -> None:

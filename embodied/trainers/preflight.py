@@ -305,9 +305,8 @@ def examine(config: RunConfig) -> tuple[dict[str, Any], list[Fault]]:
     found = read_features(path, ("timestamp", DISTURBANCE, PLAN))
     numbers = check_numbers(data, found.get("timestamp"), config, spec)
     result["replay"], faults, data = check_replay(config, spec, data, found)
-    if "state_error" in result["replay"] or any(
-        fault.name in READ for fault in faults
-    ):  # it tried what numbers suggest
+    tried = "state_error" in result["replay"] or any(fault.name in READ for fault in faults)
+    if tried:  # what numbers suggest
         numbers = check_numbers(data, found.get("timestamp"), config, spec)
         numbers = [one._replace(cure="Check how it was recorded") if one.name == "numbers" else one for one in numbers]
     if not any(fault.serious and fault.name == "numbers" for fault in numbers):
