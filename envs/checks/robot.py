@@ -59,10 +59,9 @@ def check_robot(pool: VecEnv, note: Callable[[str], None] = print) -> Iterator[R
     }  # fmt: skip
     if hasattr(task, "half_width_m"):
         checks["gap"] = lambda: _gap(pool, robot)
-    if robot.config.mode == "ee_delta":
-        checks |= {"still": lambda: _still(pool, robots)}
-        checks |= {"hold": lambda: _hold(pool, robot)} if task.held_object else {}
-        checks |= {"expert": lambda: _expert(pool, robot)} if type(task).expert is not Task.expert else {}
+    checks |= {"still": lambda: _still(pool, robots)}
+    checks |= {"hold": lambda: _hold(pool, robot)} if task.held_object else {}
+    checks |= {"expert": lambda: _expert(pool, robot)} if type(task).expert is not Task.expert else {}
     for name, check in checks.items():
         try:
             good, measured, change = check()

@@ -86,7 +86,7 @@ class ControlConfig:
     gripper_m: float = 0.01
     """Greatest movement of each finger's target per control step; closing from open takes about five steps."""
     rotation: bool = False
-    """With ee_delta, add a rotation about the vertical as the action before the gripper."""
+    """With ee_delta, add a rotation about the vertical as the action before the gripper. Experts turn the tool."""
     orientation: Literal["vertical", "free"] = "vertical"
     """free: with ee_delta, the tool is vertical as far as its position allows it, for arms of fewer than six joints."""
     from_target: bool = False
@@ -99,10 +99,6 @@ class ControlConfig:
     """One corner of the box that the tool centre point's target stays in."""
     workspace_high_m: tuple[float, float, float] = (0.75, 0.35, 0.45)
     """The opposite corner."""
-
-    def __post_init__(self) -> None:
-        if self.rotation and self.mode != "ee_delta":
-            raise UserError(f"rotation: got true with mode={self.mode}, allowed with mode=ee_delta only")
 
 
 class Scale(NamedTuple):

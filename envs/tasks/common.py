@@ -205,8 +205,7 @@ def move_towards(
     """Return the action [N, A] that moves the tool centre point towards target [N, 3], with gripper command [N].
 
     limit: greatest arm action, [N] or a number; a held object slips when it is moved fast. around: a cube that the
-    fingers turn to until they have grasped it. turn: yaw in its place, rad [N]. UserError if the robot's actions are
-    not displacements of the tool.
+    fingers turn to until they have grasped it. turn: yaw in its place, rad [N].
     """
     displacement = (target - view.tcp_pos) * 2.0  # the arm covers only part of a displacement in one control step
     if turn is None:

@@ -140,8 +140,7 @@ class ArmState(Protocol):
     def move_tool(self, displacement_N3: Tensor, turn_N: Tensor, gripper_N: Tensor, limit_N1: Tensor) -> Tensor:
         """Return the action [N, A] that moves the tool by a displacement (m), at most ``limit`` of an action's range.
 
-        turn: yaw (rad), for robots whose actions turn the tool. gripper: 1 open, -1 closed. UserError if the robot's
-        actions are not displacements of the tool.
+        turn: yaw (rad), for robots with ``rotation``. gripper: 1 open, -1 closed.
         """
 
 

@@ -16,7 +16,6 @@ from mujoco.batch import Batch
 from torch import Tensor
 
 from embodied.core.arm import ArmLaw, Chain, ToolPose, cross
-from embodied.core.errors import UserError
 from embodied.envs.mujoco.robots.base import Measurement, Simulations, live
 from embodied.envs.mujoco.robots.gripper_description import GripperDescription
 from embodied.envs.mujoco.robots.parts import Parts, at
@@ -169,13 +168,18 @@ class GripperState:
         return (self.finger_targets[:, 0] - closed_m) / (open_m - closed_m)
 
     def move_tool(self, displacement_N3: Tensor, turn_N: Tensor, gripper_N: Tensor, limit_N1: Tensor) -> Tensor:
-        if self.config.mode != "ee_delta":
-            raise UserError(f"control.mode: the scripted experts need ee_delta, got '{self.config.mode}'")
-        share = LAG if self.from_target else 1.0
-        step = (displacement_N3 * share / self.config.delta_m).clamp(-limit_N1, limit_N1)
-        turn = (turn_N.unsqueeze(-1) * share / self.config.delta_rad).clamp(-limit_N1, limit_N1)
-        yaw = [turn] if self.config.rotation else []
-        return torch.cat([step, *yaw, gripper_N.to(step.dtype).unsqueeze(-1)], dim=-1).float()
+        config, share = self.config, LAG if self.from_target else 1.0
+        step = (displacement_N3 * share / config.delta_m).clamp(-limit_N1, limit_N1)
+        turn = (turn_N.unsqueeze(-1) * share / config.delta_rad).clamp(-limit_N1, limit_N1)
+        move = torch.cat([step, turn], dim=-1) if config.rotation else step
+        if config.mode == "joint_delta":
+            scale = [config.delta_m] * 3 + [config.delta_rad] * config.rotation
+            move = (self.joint_moves(move.double() * move.new_tensor(scale)) / config.delta_rad).clamp(-1, 1)
+        return torch.cat([move, gripper_N.to(move.dtype).unsqueeze(-1)], dim=-1).float()
+
+    def joint_moves(self, move_NM: Tensor) -> Tensor:
+        """Return the displacements of the joints (rad) for those of the tool (m, rad), [N, J]."""
+        raise NotImplementedError
 
 
 class AttachedArm(GripperState):
@@ -184,7 +188,7 @@ class AttachedArm(GripperState):
     def __init__(self, batch: Batch, robot: GripperDescription) -> None:
         super().__init__(batch, robot)
         self.chain = Chain(robot.kinematics)
-        self.law = ArmLaw(robot.kinematics)
+        self.law, self.tool_law = ArmLaw(robot.kinematics), ArmLaw(robot.of_tool)
         self.qpos, self.ctrl = batch.bind("qpos"), batch.bind("ctrl")
         self.site_xpos, self.site_xmat = batch.bind("site_xpos"), batch.bind("site_xmat")
         self.xaxis, self.xanchor = batch.bind("xaxis"), batch.bind("xanchor")
@@ -216,6 +220,12 @@ class AttachedArm(GripperState):
         fingers = fingers + self.law.finger_step(self.finger_goal(action_NA[:, -1:]), fingers)
         self.ctrl[at(rows, arm.ctrl)], self.ctrl[at(rows, gripper.ctrl)] = target[rows], fingers[rows]
 
+    def joint_moves(self, move_NM: Tensor) -> Tensor:
+        pose = self.commanded() if self.from_target else None
+        qpos_JN = self.qpos[:, self.parts.arm.qpos].T if pose is None else pose.joint_pos_JN.numpy()
+        target_JN = self.tool_law.joint_targets(move_NM.numpy().T, qpos_JN, lambda: self._tool(pose))
+        return torch.from_numpy(target_JN - qpos_JN).T
+
     def _tool(self, measured: Measurement | None) -> ToolPose:
         if measured is None:
             position_N3, frame_N9 = self.site_xpos[:, self.tcp_site], self.site_xmat[:, self.tcp_site]
@@ -243,7 +253,9 @@ class DeviceArm(GripperState):
         self.ctrl, joints = self._ctrl, self.parts.arm.joints
         self.xaxis, self.xanchor = live(batch.bind("xaxis")), live(batch.bind("xanchor"))
         self.slide_J1 = self._tensor(batch.model.jnt_type[joints] == mujoco.mjtJoint.mjJNT_SLIDE).bool().unsqueeze(-1)
-        self.law = ArmLaw(robot.kinematics, torch, self._tensor, damped_least_squares)
+        self.law, self.tool_law = (
+            ArmLaw(arm, torch, self._tensor, damped_least_squares) for arm in (robot.kinematics, robot.of_tool)
+        )
         self.chain = Chain(robot.kinematics, torch, self._tensor)
         self.move_scale_M = self._tensor(self.move_scale)
 
@@ -269,6 +281,12 @@ class DeviceArm(GripperState):
         goal = self.finger_goal(action[:, -1:])
         step = self.law.finger_step(goal, self.finger_targets).to(self.ctrl.dtype)
         self.ctrl[:, self.parts.gripper.ctrl] += step
+
+    def joint_moves(self, move_NM: Tensor) -> Tensor:
+        pose = self.commanded() if self.from_target else None
+        qpos_JN = self.joint_pos.double().T if pose is None else pose.joint_pos_JN
+        tool = self._tool if pose is None else partial(tool_pose, pose)
+        return (self.tool_law.joint_targets(move_NM.T, qpos_JN, tool) - qpos_JN).T
 
     def _tensor(self, numbers: object) -> Tensor:
         return torch.as_tensor(np.asarray(numbers), dtype=torch.float64, device=self._qpos.device)

@@ -169,6 +169,11 @@ class GripperDescription:
         )  # fmt: skip
 
     @property
+    def of_tool(self) -> ArmSpec:
+        """The arm if actions displaced its tool."""
+        return replace(self.kinematics, control="ee_delta")
+
+    @property
     def gap_m(self) -> tuple[float, float]:
         if self.jaws is None:
             return 2 * self.finger_closed_m, 2 * self.finger_open_m
@@ -179,8 +184,7 @@ class GripperDescription:
         return Chain(self.kinematics).tool(self.home_qpos)[0]
 
     def reach_for(self, points_n3: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        arm = replace(self.kinematics, control="ee_delta")
-        law, chain = ArmLaw(arm), Chain(arm)
+        law, chain = ArmLaw(self.of_tool), Chain(self.kinematics)
         qpos_Jn, move_4n = np.repeat(self.home_qpos[:, None], len(points_n3), 1), np.zeros((4, len(points_n3)))
         for _ in range(IK_STEPS):
             position_3n, rotation, jacobian = chain.tools(qpos_Jn)
