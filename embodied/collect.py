@@ -52,12 +52,11 @@ from embodied.envs.episodes.sampler import first_episodes
 from embodied.report.progress import duration
 from embodied.runtime import threads
 from embodied.session.command import run_command
-from embodied.session.config import RunConfig, compose_run
+from embodied.session.config import RunConfig, compose_run, words_of_environment
 from embodied.session.factories import make_env, make_spec
 from embodied.session.files import check_new_dir
 
 MAX_TRIES = 20  # episodes tried per requested episode before the command gives up
-FILES = {"task.robot", "task.robots", "task.scene"}  # keys that may name files
 Expert = Callable[[Mapping[str, Tensor]], Tensor]
 """Returns actions [N, A] for the parts of the state by name, each [N, size]."""
 SPARE = 8  # episodes tried per missing episode; never more at once than were requested
@@ -118,9 +117,7 @@ def collect(argv: Sequence[str]) -> dict[str, Any]:
         tried += env.num_envs
         print(f"{len(kept)} of {options.episodes} episodes, {duration(time.monotonic() - began)}", file=sys.stderr)
     env.close()
-    words = {key: value for key, value in overrides.items() if key not in {*own, "device"}}
-    words |= {key: getattr(config.task.options, key[5:]) for key in FILES & words.keys()}  # their absolute paths
-    write(out, kept, spec, {**words, "task": config.task.title})
+    write(out, kept, spec, words_of_environment({k: v for k, v in overrides.items() if k not in own}, config))
     return {
         "data": str(out), "task": spec.task, "episodes": len(kept), "frames": sum(map(len, kept)), "tried": tried,
         "solved": solved, "success_rate": solved / tried, "wall_s": round(time.monotonic() - began, 3),

@@ -1,23 +1,41 @@
 """Convert episodes to a data set: ``python -m embodied.convert source=trajectory.h5 out=demos/x [key=value ...]``
 
-  instruction="..."         instruction of the episodes of ManiSkill; by default the environment's id
+  source=...                ManiSkill's .h5 file, in a folder with its .json; or the folder episodes in a report of
+                            embodied.deploy; or a LeRobotDataset of joint positions, as teleoperation records it
+  instruction="..."         instruction of all episodes; by default that of the data set, or ManiSkill's environment id
   bundle=<bundle dir>       for episodes of a deployment: the bundle whose policy was deployed
   keep_failures=false       also keep episodes that do not end solved
 
-source is ManiSkill's .h5 file, in a folder with its .json, or the folder episodes in a report of embodied.deploy. out
-is a new LeRobotDataset v3, as embodied.collect writes it.
+For a LeRobotDataset, whose episodes become those of a task of ours:
+
+  task=...  task.<option>=...   the task; task.control.mode=joint_delta keeps the joints as they were recorded
+  cameras=[]                images to keep, such as [front,wrist]; without any, the data set must have the places of the
+                            objects that the task's state has
+  image_size=64             width and height to which the middle of each image is scaled, pixels
+  unit=deg                  of the joints: deg, rad, or percent (-100 to 100 over their range)
+  mapping=mapping.json      names, units, signs and offsets (embodied.deploy propose_mapping=true), in place of unit
+
+out is a new LeRobotDataset v3, as embodied.collect writes it.
 Last line of stdout: {"data", "task", "episodes", "frames", "dropped"}.
 """
 
 import sys
+from collections.abc import Sequence
+from dataclasses import fields
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from embodied.core.errors import UserError
-from embodied.core.options import config_dataclass
+from embodied.core.config import PRESETS, nest, parse_overrides
+from embodied.core.errors import UserError, missing_key, unknown_name
+from embodied.core.options import PositiveInt, config_dataclass, from_mapping
+from embodied.core.spec import CameraSpec
+from embodied.core.user_files import refuse_places
 from embodied.deployment.bundle.format import read_bundle
 from embodied.deployment.report import load_episodes
-from embodied.session.command import command
+from embodied.deployment.robots.mapping import read_mapping
+from embodied.session.command import run_command
+from embodied.session.config import compose_run, words_of_environment
 from embodied.session.files import check_new_dir
 
 
@@ -28,18 +46,36 @@ class ConvertConfig:
     instruction: str | None = None
     bundle: str | None = None
     keep_failures: bool = False
+    cameras: tuple[str, ...] = ()
+    image_size: PositiveInt = 64
+    unit: Literal["deg", "rad", "percent"] = "deg"
+    mapping: str | None = None
 
 
-@command(first="source")
-def main(options: ConvertConfig) -> dict[str, Any]:
+OWN = {field.name for field in fields(ConvertConfig)}
+OF_TASK = ("task", "sim", PRESETS)
+
+
+def convert(argv: Sequence[str]) -> dict[str, Any]:
     """Read and write; return the command's result. UserError for bad input, with nothing written."""
+    words = parse_overrides(argv)
+    for key in words:
+        if key not in OWN and key.partition(".")[0] not in OF_TASK:
+            raise unknown_name("key", key, {*OWN, *OF_TASK})
+    options = from_mapping(ConvertConfig, nest({key: value for key, value in words.items() if key in OWN}))
+    of_task = {key: value for key, value in words.items() if key not in OWN}
     source, out = Path(options.source), Path(options.out)
     check_new_dir(out)
     from embodied.data import write  # these import torch
     from embodied.data.maniskill import read_trajectories
     from embodied.session.deployed.robot_dataset import episodes_of
 
-    if not source.is_dir() and source.suffix != ".npz":
+    recorded = None
+    if (source / "meta" / "info.json").is_file():
+        episodes, spec, recorded = _of_joints(options, of_task)
+    elif of_task:
+        raise UserError(f"{next(iter(of_task))}: only for a LeRobotDataset, and source={source} has no meta/info.json")
+    elif not source.is_dir() and source.suffix != ".npz":
         episodes, spec = read_trajectories(source, options.instruction)
     elif options.bundle is None:
         raise UserError(f"source={source} needs bundle=<bundle dir>, which says what its numbers mean")
@@ -50,12 +86,34 @@ def main(options: ConvertConfig) -> dict[str, Any]:
     if not kept:
         none = f"none of its {len(episodes)} episodes ends solved, or says so"
         raise UserError(f"source={source}: {none}; keep_failures=true keeps all")
-    write(out, kept, spec)
+    write(out, kept, spec, recorded)
     return {
         "data": str(out), "task": spec.task, "episodes": len(kept), "frames": sum(map(len, kept)),
         "dropped": len(episodes) - len(kept),
     }  # fmt: skip
 
+
+def _of_joints(options: ConvertConfig, of_task: dict[str, Any]) -> Any:
+    """Return the episodes of a LeRobotDataset, the task's spec, and the words that build its environment."""
+    from embodied.session.deployed.joint_dataset import joint_episodes
+    from embodied.session.factories import make_spec
+
+    if "task" not in of_task:
+        raise missing_key("task")
+    refuse_places()
+    config = compose_run(of_task)
+    spec = make_spec(config, [CameraSpec.square(name, options.image_size) for name in options.cameras])
+    mapping = None if options.mapping is None else read_mapping(Path(options.mapping))
+    episodes, error = joint_episodes(Path(options.source), spec, mapping, options.unit, options.instruction)
+    print(
+        f"the tool that the converted actions ask for is {error.mean_mm:.1f} mm from the recorded one on average, "
+        f"at most {error.largest_mm:.0f} mm",
+        file=sys.stderr,
+    )
+    return episodes, spec, words_of_environment(of_task, config)
+
+
+main = partial(run_command, convert, __doc__, first="source")
 
 if __name__ == "__main__":
     sys.exit(main())

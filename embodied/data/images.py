@@ -64,8 +64,21 @@ def decode_png(data: bytes) -> NDArray[np.uint8]:
         raise ValueError(f"the PNG file is damaged: {error}") from error
 
 
-def read_videos(path: Path, info: Mapping[str, Any], key: str, episode_F: Tensor, time_F: Tensor | None) -> Tensor:
-    """Return the images of feature ``key`` of all frames, uint8 [F, h, w, 3].
+def squared(image: NDArray[np.uint8], size: int | None) -> NDArray[np.uint8]:
+    """Return the square in the middle of an image, scaled to ``size`` x ``size`` pixels; None returns the image."""
+    height, width, _ = image.shape
+    if size is None or (height, width) == (size, size):
+        return image
+    side = min(height, width)
+    left, top = (width - side) // 2, (height - side) // 2
+    box = (left, top, left + side, top + side)
+    return np.asarray(Image.fromarray(image).resize((size, size), Image.Resampling.BOX, box))
+
+
+def read_videos(
+    path: Path, info: Mapping[str, Any], key: str, episode_F: Tensor, time_F: Tensor | None, size: int | None = None
+) -> Tensor:
+    """Return the images of feature ``key`` of all frames, uint8 [F, h, w, 3], ``squared`` to ``size``.
 
     info: of the data set. episode_F: episode of each frame, not decreasing. time_F: seconds of each frame since the
     beginning of its episode's video, as LeRobot reads it; None: a frame each 1/fps. UserError for other times, missing
@@ -95,7 +108,8 @@ def read_videos(path: Path, info: Mapping[str, Any], key: str, episode_F: Tensor
     images: NDArray[np.uint8] | None = None
     for file, rows_by_frame in wanted.items():
         count, needed = 0, max(rows_by_frame) + 1
-        for count, frame in zip(range(1, needed + 1), _frames(file, path), strict=False):
+        for count, whole in zip(range(1, needed + 1), _frames(file, path), strict=False):
+            frame = squared(whole, size)
             if images is None:
                 images = np.empty((len(episode_F), *frame.shape), np.uint8)
             if frame.shape != images.shape[1:]:

@@ -29,7 +29,7 @@ from embodied.core.errors import UserError, nearest, unknown_name
 from embodied.core.spec import CameraSpec, EnvSpec
 from embodied.data import columns
 from embodied.data.demonstrations import Demonstrations
-from embodied.data.images import decode_png, read_videos, reading
+from embodied.data.images import decode_png, read_videos, reading, squared
 from embodied.data.lerobot_meta import check_complete, check_consecutive, data_files, leave_out, read_info
 
 FILE = "chunk-000/file-000.parquet"
@@ -39,12 +39,17 @@ UNITS, RECORDED_WITH = "meta/units.json", "meta/recorded_with.json"
 DISTURBANCE, PLAN = "disturbance", "episode_plan"  # features of ``collect``: executed minus recorded action, and plan
 
 
-def read(path: Path, keys: Mapping[str, Any] | None = None, cameras: Sequence[str] = ()) -> Demonstrations:
+def read(
+    path: Path,
+    keys: Mapping[str, Any] | None = None,
+    cameras: Sequence[str] = (),
+    image_size: int | None = None,
+) -> Demonstrations:
     """Read state, action, instruction and images of every frame of a LeRobotDataset v3 from any source.
 
     keys: columns of ``state`` and ``action`` (by default observation.state and action), each a name or the options of
     ``Column``, which also convert the numbers; and ``images``, names by camera. cameras: cameras whose images to
-    decode, by default from observation.images.<camera>.
+    decode, by default from observation.images.<camera>. image_size: pixels of a side, to which ``squared`` scales them.
     UserError for a missing data set, another version, missing features (it lists them), frames that are not those of
     meta/ (lerobot_meta.py), numbers that are not finite, or images that are neither PNG files nor frames of videos, or
     of several sizes.
@@ -95,7 +100,9 @@ def read(path: Path, keys: Mapping[str, Any] | None = None, cameras: Sequence[st
         state_units=() if state.converts else units.get(state.name, ()),
         action_units=() if action.converts else units.get(action.name, ()),
         images={
-            camera: _images(table, key, path) if key in stored else read_videos(path, info, key, episode, time)
+            camera: _images(table, key, path, image_size)
+            if key in stored
+            else read_videos(path, info, key, episode, time, image_size)
             for camera, key in images.items()
         },
     )  # fmt: skip
@@ -244,14 +251,14 @@ def _instructions(table: pa.Table, path: Path) -> tuple[Tensor, tuple[str, ...]]
         raise UserError(f"data set {path}: {TASK} {error} of its frames is not in meta/tasks.parquet") from error
 
 
-def _images(table: pa.Table, key: str, path: Path) -> Tensor:
-    """Decode a column of PNG files, uint8 [F, h, w, 3]."""
+def _images(table: pa.Table, key: str, path: Path, size: int | None) -> Tensor:
+    """Decode a column of PNG files, uint8 [F, h, w, 3], ``squared`` to ``size``."""
     images = []
     for frame, row in enumerate(table[key].to_pylist()):
         try:
             if not row or not row.get("bytes"):
                 raise ValueError("the picture is not in the parquet file")
-            images.append(decode_png(row["bytes"]))
+            images.append(squared(decode_png(row["bytes"]), size))
         except ValueError as error:
             raise UserError(f"data set {path}: {key} of frame {frame}: {error}") from error
         if images[-1].shape != images[0].shape:

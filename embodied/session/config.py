@@ -42,6 +42,7 @@ CONFIG_DIR = Path(embodied.__file__).parent / "configs"
 PRETRAINED = "pretrained"  # folder of a run whose policy wraps another library's model
 SHORTHANDS = {"max_staleness": "runtime.max_staleness", "device": "runtime.device", "trace": "runtime.trace"}
 SIM2REAL, RANDOMIZED = "sim2real", "randomization"  # a preset, and its terms in the section ``sim``
+FILES = {"task.robot", "task.robots", "task.scene"}  # words that may name files
 OF_OTHERS: dict[str, Registry[Any]] = {"task": TASKS, "policy": POLICIES, "algo": ALGORITHMS, "sampler": SAMPLERS}
 """Registries of the groups whose names other distributions may add to; these have no file."""
 DECISIONS = 4  # default of runtime.decisions; with chunks of 4 actions, 16 control steps
@@ -155,6 +156,16 @@ def _sim2real_of(config: RunConfig) -> dict[str, Any]:
         if name not in known and "field" not in (term or {}):
             raise unknown_name(f"term in randomization of robot {robot}", name, known)
     return {RANDOMIZED: terms}
+
+
+def words_of_environment(words: Mapping[str, Any], config: RunConfig) -> dict[str, Any]:
+    """Return those of the command line's words that build the environment again, with absolute paths of files.
+
+    config: what they were composed to.
+    """
+    kept = {key: value for key, value in words.items() if key != "device"}
+    kept |= {key: getattr(config.task.options, key[5:]) for key in FILES & kept.keys()}
+    return {**kept, "task": config.task.title}
 
 
 def read_run(run_dir: Path) -> RunConfig:

@@ -268,10 +268,17 @@ def test_the_expert_solves_its_task(task: str) -> None:
     assert step.episodes.success_at_end_M.float().mean() >= 0.95
 
 
-def test_experts_need_cartesian_control() -> None:
-    env = pool("reach", 1, config={"control": {"mode": "joint_delta"}})
-    with pytest.raises(ValueError, match=r"experts need ee_delta, got 'joint_delta'"):
-        env.task.expert()
+@pytest.mark.parametrize("robot", ["panda", "so101"])
+@pytest.mark.parametrize("task", ["push", "stack"])
+def test_experts_solve_it_by_displacing_joints(task: str, robot: str) -> None:
+    env = pool(task, 100, seed=0, config={"robot": robot, "control": {"mode": "joint_delta"}})
+    restart(env, 0)
+    for _ in range(env.spec.max_episode_steps):
+        action = env.task.expert()
+        assert action.shape == (100, env.spec.action_dim)
+        assert action.abs().max() <= 1
+        step = env.step(action)
+    assert step.episodes.success_at_end_M.float().mean() >= 0.9
 
 
 @pytest.mark.parametrize("rotation", [False, True])

@@ -122,6 +122,8 @@ def test_equal_states_have_equal_contacts_rewards_and_success() -> None:
         for name, reward in mujoco.task.rewards(success).items():
             torch.testing.assert_close(warp.task.rewards(success)[name].double(), reward.double(), rtol=0, atol=1e-6)
         torch.testing.assert_close(warp.task.expert(), mujoco.task.expert(), rtol=0, atol=1e-4)
+        mine, theirs = (arm.joint_moves(torch.full((N, 3), 0.02).double()) for arm in (warp.view.arm, mujoco.view.arm))
+        torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-4)
         grasped, solved = grasped + int(mujoco.view.grasped("cube").sum()), solved + int(success.sum())
     assert grasped > 10
     assert solved > 3

@@ -1,6 +1,6 @@
 """Between a robot and a policy, in physical units: observation ─► state, action ─► position targets. numpy only."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,8 +9,7 @@ from numpy.typing import NDArray
 
 from embodied.core.arm import ArmLaw, Array, Chain, ToolPose
 from embodied.core.errors import UserError
-from embodied.core.spec import ActionTerm, ArmSpec
-from embodied.deployment.bundle.description import Bundle
+from embodied.core.spec import ActionTerm, ArmSpec, CameraSpec, Term
 from embodied.deployment.robots.base import GRIPPER, Observation, Unusable, age, joint_names, number
 
 
@@ -32,22 +31,22 @@ class Measurement:
 
 
 class StateBuilder:
-    """Assemble the input ``state`` of a bundle from a robot's observation (names: embodied.deployment.robots.base).
+    """Assemble the input ``state`` of a policy from a robot's observation (names: embodied.deployment.robots.base).
 
     Measured terms are read, those of kinematics are computed from the joints, differences from other terms.
     """
 
-    def __init__(self, bundle: Bundle) -> None:
-        """Raise UserError if the bundle has a term that nothing here can provide."""
-        self.bundle, self.chain = bundle, Chain(bundle.arm)
-        self._positions, self._velocities = joint_names(bundle.arm), joint_names(bundle.arm, "vel")
+    def __init__(self, arm: ArmSpec, terms: Sequence[Term], cameras: Sequence[CameraSpec] = ()) -> None:
+        """Raise UserError if there is a term that nothing here can provide."""
+        self.arm, self.terms, self.cameras, self.chain = arm, terms, cameras, Chain(arm)
+        self._positions, self._velocities = joint_names(arm), joint_names(arm, "vel")
         own = {"joint_pos", "joint_vel", "joint_target", "fingers", "finger_target", "tcp_pos", "tcp_vel"}
-        names = own | {term.name for term in bundle.state}
-        self.external = [term for term in bundle.state if term.name not in own and term.difference is None]
-        for term in bundle.state:
+        names = own | {term.name for term in terms}
+        self.external = [term for term in terms if term.name not in own and term.difference is None]
+        for term in terms:
             inputs = set() if term.difference is None else {term.difference.of, term.difference.minus}
             if not inputs <= names or (term.name not in own and term.source != "external"):
-                raise UserError(f"the bundle's term {term.name} cannot be computed from a robot's observation")
+                raise UserError(f"the term {term.name} cannot be computed from a robot's observation")
 
     @property
     def needed(self) -> list[str]:
@@ -79,20 +78,20 @@ class StateBuilder:
         parts: dict[str, Array] = {
             "joint_pos": qpos, "joint_vel": qvel, "tcp_pos": position, "tcp_vel": jacobian[:3] @ qvel,
             "joint_target": qpos if joint_target_J is None else joint_target_J,
-            "fingers": self._numbers(observation, [GRIPPER] * self.bundle.arm.gripper.fingers),
+            "fingers": self._numbers(observation, [GRIPPER] * self.arm.gripper.fingers),
             "finger_target": np.array([finger_target_m]),
         }  # fmt: skip
         for term in self.external:
             parts[term.name] = self._numbers(observation, list(term.entry_names))
-        for term in self.bundle.state:
+        for term in self.terms:
             if term.difference is not None:
                 parts[term.name] = term.derive(parts)
-        return np.concatenate([parts[term.name] for term in self.bundle.state]).astype(np.float32)
+        return np.concatenate([parts[term.name] for term in self.terms]).astype(np.float32)
 
     def images(self, observation: Mapping[str, Any]) -> dict[str, NDArray[np.uint8]]:
         """Return a copy of the image of each camera, [height, width, 3]. Unusable without it."""
-        found = {camera.name: np.array(observation.get(camera.name)) for camera in self.bundle.cameras}
-        for camera in self.bundle.cameras:
+        found = {camera.name: np.array(observation.get(camera.name)) for camera in self.cameras}
+        for camera in self.cameras:
             if (got := found[camera.name].shape) != (camera.height, camera.width, 3):
                 what = f"{camera.height} x {camera.width} x 3, of camera '{camera.name}'; got {list(got)}"
                 raise Unusable("lacking", f"the robot's observation lacks the image, {what}")

@@ -286,7 +286,8 @@ class DeviceArm(GripperState):
         pose = self.commanded() if self.from_target else None
         qpos_JN = self.joint_pos.double().T if pose is None else pose.joint_pos_JN
         tool = self._tool if pose is None else partial(tool_pose, pose)
-        return (self.tool_law.joint_targets(move_NM.T, qpos_JN, tool) - qpos_JN).T
+        target_JN: Tensor = self.tool_law.joint_targets(move_NM.T, qpos_JN, tool)
+        return (target_JN - qpos_JN).T
 
     def _tensor(self, numbers: object) -> Tensor:
         return torch.as_tensor(np.asarray(numbers), dtype=torch.float64, device=self._qpos.device)

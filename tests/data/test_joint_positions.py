@@ -1,0 +1,223 @@
+"""LeRobotDatasets of joint positions: converted to states and actions of a task, and refused with what is wrong."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+
+from embodied import convert
+from embodied.core.episodes import PlanList
+from embodied.core.spec import ActionTerm, Box, EnvSpec, Term
+from embodied.data import Demonstrations, Episode, read, write
+from embodied.data.images import squared
+from embodied.data.lerobot import read_features
+from embodied.deployment.robots.mapping import gripper_entry
+from embodied.envs.episodes.sampler import first_episodes
+from embodied.session.config import compose_run
+from embodied.session.deployed.joint_dataset import resampled, times
+from embodied.session.factories import make_env
+from tests.commands.helpers import run
+
+TASK = ["task=pick_place", "task.robot=so101"]
+STEPS = 30
+EXTERNAL = "observation.environment_state"
+
+
+class Recorded(NamedTuple):
+    """A data set as LeRobot records it, and what the simulation had meanwhile."""
+
+    path: Path
+    names: list[str]
+    state_FS: torch.Tensor
+    action_FA: torch.Tensor
+    """Of the simulation, whose actions displaced the joints."""
+    spec: EnvSpec
+
+
+def as_lerobot(path: Path, names: list[str], positions: list[Any], targets: list[Any], more: Mapping[str, Any]) -> None:
+    """Write episodes of positions and targets [L, J + 1] with the names of a data set of LeRobot.
+
+    more: further columns by name, each the names of its entries and the numbers of each episode.
+    """
+    spec = EnvSpec("teleop", tuple(Term(n, 1) for n in names), Box(tuple(map(ActionTerm, names))), 0.05, 100)
+    episodes = [
+        Episode(
+            torch.as_tensor(at).float(), torch.as_tensor(to).float(), torch.zeros(len(at)),
+            torch.arange(len(at)) == len(at) - 1, "put the cube away",
+            {"front": torch.full((len(at), 24, 32, 3), i, dtype=torch.uint8)},
+            {name: torch.as_tensor(values[i]).float() for name, (_, values) in more.items()},
+        )
+        for i, (at, to) in enumerate(zip(positions, targets, strict=True))
+    ]  # fmt: skip
+    write(path, episodes, spec)
+    info = json.loads((path / "meta" / "info.json").read_text())
+    for name, entries in {"observation.state": names, **{name: entries for name, (entries, _) in more.items()}}.items():
+        info["features"][name]["names"] = entries
+    (path / "meta" / "info.json").write_text(json.dumps(info))
+    (path / "meta" / "units.json").unlink()
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Recorded:
+    """Four episodes of the scripted expert, whose actions displace the joints."""
+    config = compose_run({"task": "pick_place", "task.robot": "so101", "task.control.mode": "joint_delta"})
+    env: Any = make_env(config, 4, 1)
+    arm, spec = env.spec.arm, env.spec
+    grip = gripper_entry(arm, "gripper.pos")
+
+    def numbers(joints: torch.Tensor, finger: torch.Tensor) -> np.ndarray:
+        return np.column_stack([np.degrees(joints.numpy()), (finger.numpy() - grip.zero) / grip.factor])
+
+    plans = first_episodes(spec, 4, 7)
+    states, actions, positions, targets = [env.reset(PlanList(plans, 4))["state"]], [], [], []
+    for _ in range(STEPS):
+        positions.append(numbers(env.arm.joint_pos, env.arm.gripper_pos[:, 0]))
+        actions.append(env.expert())
+        states.append(env.step(actions[-1]).obs["state"])
+        targets.append(numbers(env.arm.joint_targets(), env.arm.finger_targets[:, 0]))
+    env.close()
+    names = [f"{joint.name}.pos" for joint in arm.joints] + ["gripper.pos"]
+    path = tmp_path_factory.mktemp("joints") / "teleop"
+    state_NLS = torch.stack(states[:-1], 1)
+    places = [i for term, i in zip(spec.state, starts(spec), strict=True) for i in range(i, i + term.size)
+              if term.source == "external" and term.difference is None]  # fmt: skip
+    external = [spec.state_names[i] for i in places], [*(state_NLS / torch.from_numpy(spec.state_scale))[..., places]]
+    as_lerobot(path, names, [*np.stack(positions, 1)], [*np.stack(targets, 1)], {EXTERNAL: external})
+    return Recorded(path, names, state_NLS.flatten(0, 1), torch.stack(actions, 1).flatten(0, 1), spec)
+
+
+def starts(spec: EnvSpec) -> list[int]:
+    return np.cumsum([0, *(term.size for term in spec.state)])[:-1].tolist()
+
+
+def converted(source: Path, out: Path, *words: str) -> Demonstrations:
+    outcome = run(convert.main, [f"source={source}", f"out={out}", *TASK, *words])
+    assert outcome.code == 0, outcome.stderr
+    return read(out)
+
+
+def test_states_and_actions_are_those_of_the_simulation(recorded: Recorded, tmp_path: Path) -> None:
+    """All of the state but velocities, which are differences of positions and so are late or early by half a step."""
+    data = converted(recorded.path, tmp_path / "set", "task.control.mode=joint_delta")
+    assert (data.state_names, data.control_hz) == (recorded.spec.state_names, 20.0)
+    velocity = torch.tensor([name.split("[")[0] in ("joint_vel", "tcp_vel") for name in data.state_names])
+    torch.testing.assert_close(data.state_FS[:, ~velocity], recorded.state_FS[:, ~velocity], atol=2e-4, rtol=1e-4)
+    near = torch.corrcoef(torch.stack([data.state_FS[:, 5], recorded.state_FS[:, 5]]))[0, 1]
+    assert near > 0.9, "velocity of the first joint"
+    torch.testing.assert_close(data.action_FA[:, :-1], recorded.action_FA[:, :-1], atol=2e-4, rtol=0)
+    assert data.instructions == ("put the cube away",)
+
+
+def test_displacements_of_the_tool_lead_to_the_recorded_targets(recorded: Recorded, tmp_path: Path) -> None:
+    words = [f"source={recorded.path}", f"out={tmp_path / 'set'}", *TASK]
+    outcome = run(convert.main, words)
+    assert outcome.code == 0, outcome.stderr
+    average, largest = (float(word) for word in outcome.stderr.replace("mm", "").split() if word[0].isdigit())
+    assert average < 2
+    assert largest < 15
+    recorded_with = json.loads((tmp_path / "set" / "meta" / "recorded_with.json").read_text())
+    assert recorded_with == {"task": "pick_place", "task.robot": "so101"}
+
+
+@pytest.mark.parametrize("unit", ["rad", "percent"])
+def test_other_units_give_the_same(recorded: Recorded, unit: str, tmp_path: Path) -> None:
+    data, arm = read(recorded.path), recorded.spec.arm
+    assert arm is not None
+    factor, zero = torch.ones(6), torch.zeros(6)
+    for i, joint in enumerate(arm.joints):
+        factor[i] = np.pi / 180
+        if unit == "percent":
+            factor[i] *= 200 / (joint.high - joint.low)
+            zero[i] = -100 * (joint.high + joint.low) / (joint.high - joint.low)
+    parts = [(zero + factor * values).view(4, STEPS, 6) for values in (data.state_FS, data.action_FA)]
+    external = read_features(recorded.path, [EXTERNAL])[EXTERNAL].view(4, STEPS, -1)
+    names = json.loads((recorded.path / "meta" / "info.json").read_text())["features"][EXTERNAL]["names"]
+    as_lerobot(tmp_path / "other", recorded.names, [*parts[0]], [*parts[1]], {EXTERNAL: (names, [*external])})
+    here = converted(tmp_path / "other", tmp_path / "here", f"unit={unit}")
+    there = converted(recorded.path, tmp_path / "there")
+    torch.testing.assert_close(here.state_FS, there.state_FS, atol=1e-3, rtol=1e-3)
+    torch.testing.assert_close(here.action_FA, there.action_FA, atol=1e-2, rtol=0)
+
+
+def test_a_mapping_renames_and_turns(recorded: Recorded, tmp_path: Path) -> None:
+    data, arm = read(recorded.path), recorded.spec.arm
+    assert arm is not None
+    there = converted(recorded.path, tmp_path / "there", "cameras=[front]")
+    renamed = [f"m{i}" for i in range(6)]
+    sign = torch.tensor([-1.0, 1, 1, 1, 1, 1])
+    parts = [[*(sign * values).view(4, STEPS, 6)] for values in (data.state_FS, data.action_FA)]
+    as_lerobot(tmp_path / "other", renamed, *parts, {})
+    entries = {joint.name: {"name": f"m{i}", "unit": "deg", "sign": -1 if i == 0 else 1, "offset": 0.0, "low": None,
+                            "high": None, "velocity": None} for i, joint in enumerate(arm.joints)}  # fmt: skip
+    low, high = arm.gripper.closed_m, arm.gripper.max_position_m
+    gripper = {**entries[arm.joints[1].name], "name": "m5", "unit": "percent", "low": low, "high": high}
+    mapping = {"robot": "mine", "joints": entries, "gripper": gripper, "external": {}, "cameras": {}, "confirmed": None}
+    (tmp_path / "mapping.json").write_text(json.dumps(mapping))
+    here = converted(tmp_path / "other", tmp_path / "here", "cameras=[front]", f"mapping={tmp_path / 'mapping.json'}")
+    torch.testing.assert_close(here.state_FS, there.state_FS)
+    torch.testing.assert_close(here.action_FA, there.action_FA)
+
+
+def test_with_cameras_images_take_the_place_of_objects(recorded: Recorded, tmp_path: Path) -> None:
+    converted(recorded.path, tmp_path / "set", "cameras=[front]", "image_size=12", "instruction=go")
+    data = read(tmp_path / "set", cameras=["front"])
+    assert not any("cube" in name for name in data.state_names)
+    assert data.instructions == ("go",)
+    assert data.images["front"].shape == (4 * STEPS, 12, 12, 3)
+    assert data.images["front"][:: 2 * STEPS, 0, 0, 0].tolist() == [0, 2]
+
+
+def test_the_middle_of_an_image_is_kept() -> None:
+    wide = np.zeros((4, 8, 3), np.uint8)
+    wide[:, 2:6] = 100
+    assert (squared(wide, 2) == 100).all()
+    assert squared(wide, None) is wide
+
+
+def test_thirty_frames_a_second_become_twenty_control_steps() -> None:
+    at_L, frame_L = times(31, 30.0, 0.05)
+    assert (len(at_L), frame_L[:4].tolist()) == (21, [0, 1, 3, 4])
+    ramp = np.arange(31)[:, None] / 30 * np.array([[1.0, 2.0]])
+    found = resampled(ramp, ramp + 1, {"x": ramp[:, 0]}, 30.0, at_L, 0.05)
+    np.testing.assert_allclose(found.qpos_LJ[:, 0], at_L)
+    np.testing.assert_allclose(found.qvel_LJ[:, 0], 1.0)
+    np.testing.assert_allclose(found.finger_L, 2 * at_L)
+    np.testing.assert_allclose(found.external["x"], at_L)
+    last = (at_L + 0.05 - 1 / 30).clip(max=1.0)  # the frame that begins last within a step
+    np.testing.assert_allclose(found.target_LJ[:, 0], 1 + last)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["unit=rad"], "shoulder_pan.pos from"),
+        (["task.robot=panda"], "needed: 7 joints and a gripper"),
+        (["task=stack"], "no column has base_pos[0], base_pos[1]"),
+        (["cameras=[wrist]"], "it lacks observation.images.wrist"),
+        (["task=gym/CartPole-v1"], "has no arm whose joints are known"),
+        (["unit=degree"], "unit: got 'degree', allowed: 'deg', 'rad' or 'percent'"),
+        (["algo.gamma=0.9"], "unknown key 'algo.gamma'"),
+        (["mapping=none.json"], "mapping=none.json is not a file"),
+    ],
+)
+def test_bad_input_is_one_line(recorded: Recorded, words: list[str], message: str, tmp_path: Path) -> None:
+    given = {word.partition("=")[0]: word for word in [*TASK, *words]}
+    if "gym" in given["task"]:
+        del given["task.robot"]
+    outcome = run(convert.main, [f"source={recorded.path}", f"out={tmp_path / 'set'}", *given.values()])
+    assert (outcome.code, outcome.stdout) == (2, "")
+    assert message in outcome.stderr
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_task_is_needed_and_only_for_joints(recorded: Recorded, tmp_path: Path) -> None:
+    outcome = run(convert.main, [f"source={recorded.path}", f"out={tmp_path / 'set'}"])
+    assert "task is missing" in outcome.stderr
+    outcome = run(convert.main, ["source=x.h5", f"out={tmp_path / 'set'}", "task=lift"])
+    assert "task: only for a LeRobotDataset" in outcome.stderr
