@@ -105,11 +105,15 @@ def _of_joints(options: ConvertConfig, of_task: dict[str, Any]) -> Any:
     spec = make_spec(config, [CameraSpec.square(name, options.image_size) for name in options.cameras])
     mapping = None if options.mapping is None else read_mapping(Path(options.mapping))
     episodes, error = joint_episodes(Path(options.source), spec, mapping, options.unit, options.instruction)
-    print(
-        f"the tool that the converted actions ask for is {error.mean_mm:.1f} mm from the recorded one on average, "
-        f"at most {error.largest_mm:.0f} mm",
-        file=sys.stderr,
-    )
+    read_as = f"joints read in unit={options.unit}" if mapping is None else f"joints read by {options.mapping}"
+    missed = f"{error.mean_mm:.1f} mm from the recorded one on average, at most {error.largest_mm:.0f} mm"
+    print(f"{read_as}; the tool that the converted actions ask for is {missed}", file=sys.stderr)
+    if (longest := max(map(len, episodes))) > (limit := spec.max_episode_steps):
+        cure = f"task.max_episode_steps={longest} gives a policy as much time"
+        print(
+            f"an episode has up to {longest} control steps, and the task's time limit is {limit}: {cure}",
+            file=sys.stderr,
+        )
     return episodes, spec, words_of_environment(of_task, config)
 
 

@@ -1,4 +1,4 @@
-"""Record the scripted expert as teleoperation with LeRobot would be: joint positions in degrees, a gripper from 0 to 100.
+"""Record the scripted expert as LeRobot records teleoperation: joints in degrees, the gripper from 0 to 100.
 
     python docs/results/teleoperation.py task=pick_place robot=so101 episodes=20 seed=0 hz=25 out=demos/teleop
 
@@ -71,5 +71,12 @@ def record(task: str, robot: str, episodes: int, seed: int, hz: float, out: Path
 
 
 if __name__ == "__main__":
-    words = {"task": "pick_place", "robot": "so101", "episodes": 20, "seed": 0, "hz": 25, **parse_overrides(sys.argv[1:])}
+    words = {
+        "task": "pick_place",
+        "robot": "so101",
+        "episodes": 20,
+        "seed": 0,
+        "hz": 25,
+        **parse_overrides(sys.argv[1:]),
+    }
     record(**{**words, "out": Path(words["out"])})

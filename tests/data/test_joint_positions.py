@@ -114,11 +114,17 @@ def test_states_and_actions_are_those_of_the_simulation(recorded: Recorded, tmp_
     assert data.instructions == ("put the cube away",)
 
 
+def test_longer_episodes_than_the_time_limit_are_named(recorded: Recorded, tmp_path: Path) -> None:
+    words = [f"source={recorded.path}", f"out={tmp_path / 'set'}", *TASK, "task.max_episode_steps=20"]
+    assert "time limit is 20: task.max_episode_steps=30 gives" in run(convert.main, words).stderr
+
+
 def test_displacements_of_the_tool_lead_to_the_recorded_targets(recorded: Recorded, tmp_path: Path) -> None:
     words = [f"source={recorded.path}", f"out={tmp_path / 'set'}", *TASK]
     outcome = run(convert.main, words)
     assert outcome.code == 0, outcome.stderr
-    average, largest = (float(word) for word in outcome.stderr.replace("mm", "").split() if word[0].isdigit())
+    assert "joints read in unit=deg; the tool that the converted actions ask for is " in outcome.stderr
+    average, largest = (float(word) for word in outcome.stderr.split() if word[0].isdigit())
     assert average < 2
     assert largest < 15
     recorded_with = json.loads((tmp_path / "set" / "meta" / "recorded_with.json").read_text())
