@@ -37,6 +37,7 @@ ON_GPU = {
 }  # fmt: skip
 """Of PPO on our own tasks where a GPU simulates: fewer envs take as long a step (docs/gpu.md)."""
 OF_INIT = ("denoise_steps", "horizon", "execute")  # options of a policy that training starts from
+ROLLOUT, MINIBATCHES = 32, 16  # control steps of a rollout and minibatches of an epoch, of PPO with single actions after init=
 BATCH, MINIBATCH, EPOCHS, RATE = 2048, 128, 10, 3e-4
 IMAGE_BATCH, IMAGE_MINIBATCH, IMAGE_EPOCHS, IMAGE_RATE = 1024, 256, 4, 2.5e-4
 HORIZONS = 10  # horizons of the discount in an episode as long as its time limit
@@ -115,7 +116,12 @@ def _with_options_of_init(words: Mapping[str, Any]) -> dict[str, Any]:
     source = read_run(Path(str(words["init"]))).policy.options
     own = POLICIES[str(words.get("policy", "flow"))].config.__dataclass_fields__
     both = [name for name in OF_INIT if name in own and hasattr(source, name)]
-    return {**{f"policy.{name}": getattr(source, name) for name in both}, **words}
+    derived = {f"policy.{name}": getattr(source, name) for name in both}
+    if (words.get("policy", "flow"), words.get("algo", "ppo")) == ("flow", "ppo"):
+        execute = words.get("policy.execute", source.execute)
+        sizes = {"runtime.decisions": ROLLOUT, "algo.num_minibatches": MINIBATCHES}
+        derived |= {key: max(1, number // execute) for key, number in sizes.items()}
+    return {**derived, **words}
 
 
 def _with_chunks(words: Mapping[str, Any]) -> dict[str, Any]:
