@@ -70,7 +70,7 @@ def compose_new(words: Mapping[str, Any], tell: Callable[[str], None] = lambda l
     flow = words.get("policy") == "flow"  # it is no task's default there
     words = {"repeat_failures": 0.0, **words} if flow else words
     if words.get("init") is not None or ALGORITHMS[algo].config is not PPOConfig:
-        return compose_run(words)
+        return compose_run(_with_chunks(words))
     # gaussian has all options of the policies that are chosen below
     config = compose_run(_with_chunks(words) if flow else {"policy": "gaussian", **words})
     if not flow and not isinstance(config.policy.options, PixelConfig):
@@ -125,13 +125,14 @@ def _with_options_of_init(words: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _with_chunks(words: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the words with what belongs to chunks, if a flow policy from scratch is told to plan some."""
-    from_scratch = (words.get("policy", "flow"), words.get("algo", "ppo"), words.get("init")) == ("flow", "ppo", None)
+    """Return the words with what belongs to chunks, if a new flow policy is told to plan some."""
+    learns = words.get("policy", "flow"), words.get("init"), words.get("algo", "ppo")
     given = [words[size] for size in SIZES if size in words]
-    if not from_scratch or not given or not all(isinstance(number, int) for number in given):
+    new = learns[:2] == ("flow", None) and learns[2] in ("ppo", "sft")
+    if not new or not given or not all(isinstance(number, int) for number in given):
         return dict(words)
     horizon = words.get("policy.horizon", max(CHUNK, *given))
-    execute, chunks = min(CHUNK, horizon), {} if horizon == 1 else OF_CHUNKS
+    execute, chunks = min(CHUNK, horizon), OF_CHUNKS if learns[2] == "ppo" and horizon > 1 else {}
     return {"policy.horizon": horizon, "policy.execute": execute, **chunks, **words}
 
 

@@ -206,12 +206,14 @@ def chunks(words: dict[str, Any]) -> tuple[int, ...]:
 def test_a_run_that_starts_from_another_has_its_denoise_steps_and_chunks(tmp_path: Path) -> None:
     words = {"init": str(tmp_path)}
     for before, found in (
-        ({}, (1, 1, 1)),
-        ({"algo": "sft"}, (4, 4, 4)),
-        ({"policy.denoise_steps": 2, "policy.horizon": 8}, (2, 8, 4)),
+        ({}, (1, 1, 1, 32)),
+        ({"algo": "sft"}, (4, 2, 2, 16)),
+        ({"policy.denoise_steps": 2, "policy.horizon": 8}, (2, 8, 4, 8)),
     ):
         (tmp_path / "config.yaml").write_text(to_yaml(compose_new({"task": "reach", **before})))
-        assert chunks(words) == (*found, 8, 256)
+        assert chunks(words) == (*found, 256)
+        assert found[2] * found[3] == 32, "control steps of a rollout, whatever the chunks"
+        assert compose_new({"task": "reach", **words}).algo.options.num_minibatches == found[3] / 2
         assert chunks({**words, "policy.denoise_steps": 8, "policy.execute": 1})[:3] == (8, found[1], 1)
     assert chunks({**words, "policy.execute": 6})[:3] == (2, 8, 6), "more than the horizon of a policy from scratch"
     assert chunks({**words, "policy.max_delay": 4, "policy.execute": 4})[:3] == (2, 8, 4)
@@ -236,6 +238,13 @@ def test_flow_ends_no_episode_at_a_success_that_the_task_does_not_report() -> No
             pytest.importorskip("envpool")
         config = compose_new({"task": task, "policy": "flow"})
         assert (config.cut_after_success, config.repeat_failures) == (0, 0.0)
+
+
+def test_imitation_has_chunks_of_two_actions_unless_others_are_chosen() -> None:
+    assert chunks({"algo": "sft"})[:3] == (4, 2, 2)
+    assert chunks({"algo": "sft", "policy.horizon": 8})[:3] == (4, 8, 4)
+    assert chunks({"algo": "sft", "policy.execute": 1})[:3] == (4, 4, 1)
+    assert chunks({"algo": "sft", "task": "gym/Pendulum-v1", "policy": "flow", "policy.horizon": 1})[:3] == (4, 1, 1)
 
 
 def test_flow_from_scratch_has_single_actions_unless_chunks_are_chosen() -> None:

@@ -8,7 +8,7 @@
 import json
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from math import pi
 from pathlib import Path
@@ -78,16 +78,6 @@ def gripper_entry(arm: ArmSpec, name: str) -> Entry:
     """Return the gripper of an arm as LeRobot counts it: from 0, closed, to 100, as open as it can be."""
     low = 0.0 if arm.gripper.position_unit == "m" else arm.gripper.closed_m
     return Entry(name, "percent", low=low, high=arm.gripper.max_position_m)
-
-
-def names_of_joints(arm: ArmSpec, positions: Sequence[str]) -> list[str]:
-    """Return the robot's name of each joint of an arm, of which ``positions`` has as many or more.
-
-    It is the one that ends with ours, such as ``fr3_joint1.pos`` for ``joint1.pos``. If a joint has none, or several,
-    all are taken in the robot's order.
-    """
-    alike = [[name for name in positions if name.endswith(f"{joint.name}.pos")] for joint in arm.joints]
-    return [found[0] for found in alike] if all(len(found) == 1 for found in alike) else [*positions[: len(alike)]]
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,7 +37,6 @@ from embodied.deployment.robots.mapping import (
     MappedRobot,
     RobotMapping,
     gripper_entry,
-    names_of_joints,
     read_mapping,
     write_mapping,
 )
@@ -107,7 +106,8 @@ def map_robot(options: DeployOptions, bundle: Bundle) -> dict[str, Any]:
 def propose(bundle: Bundle, robot: Driver) -> RobotMapping:
     """Return a draft for a connected robot. UserError for a robot with fewer joints than the policy's arm.
 
-    Joints have the names of ``names_of_joints``. If a joint is beyond a full turn of radians, all are in degrees. A
+    A joint gets the robot's name that ends with ours, such as ``fr3_joint1.pos`` for ``joint1.pos``. If one has none,
+    or several, all are taken in the robot's order. If a joint is beyond a full turn of radians, all are in degrees. A
     finger is in metres, as in ROS, and so is a gripper whose number lies within the opening of the policy's. Any other
     gripper runs from 0 to 100, as LeRobot's do. A place that the robot calls ``<term>_pos`` is found for a term that it
     lacks.
@@ -117,11 +117,12 @@ def propose(bundle: Bundle, robot: Driver) -> RobotMapping:
     positions = [name for name in names if name not in grippers]
     if len(positions) < len(arm.joints):
         raise UserError(f"the robot has {len(positions)} joints, the policy's arm {len(arm.joints)}")
-    chosen = names_of_joints(arm, positions)
+    alike = [[name for name in positions if name.endswith(f"{joint.name}.pos")] for joint in arm.joints]
+    chosen = [found[0] for found in alike] if all(len(found) == 1 for found in alike) else positions
     now = robot.get_observation()
-    degrees = any(abs(number(now, name)) > 2 * pi for name in chosen if name in now)
+    degrees = any(abs(number(now, name)) > 2 * pi for name in chosen[: len(arm.joints)] if name in now)
     joints = {}
-    for joint, name in zip(arm.joints, chosen, strict=True):
+    for joint, name in zip(arm.joints, chosen, strict=False):
         speed = name.removesuffix(".pos") + ".vel"
         joints[joint.name] = Entry(name, "deg" if degrees else "rad", velocity=speed if speed in observed else None)
     name = grippers[0] if grippers else GRIPPER
