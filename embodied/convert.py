@@ -12,7 +12,8 @@ For a LeRobotDataset, whose episodes become those of a task of ours:
   cameras=[]                images to keep, such as [front,wrist]; without any, the data set must have the places of the
                             objects that the task's state has
   image_size=64             width and height to which the middle of each image is scaled, pixels
-  unit=deg                  of the joints: deg, rad, or percent (-100 to 100 over their range)
+  unit=...                  of the joints: deg (recorded with use_degrees=true), percent (with false: -100 to 100 over
+                            their range) or rad
   mapping=mapping.json      names, units, signs and offsets (embodied.deploy propose_mapping=true), in place of unit
 
 out is a new LeRobotDataset v3, as embodied.collect writes it.
@@ -48,7 +49,7 @@ class ConvertConfig:
     keep_failures: bool = False
     cameras: tuple[str, ...] = ()
     image_size: PositiveInt = 64
-    unit: Literal["deg", "rad", "percent"] = "deg"
+    unit: Literal["deg", "rad", "percent"] | None = None
     mapping: str | None = None
 
 
@@ -100,14 +101,29 @@ def _of_joints(options: ConvertConfig, of_task: dict[str, Any]) -> Any:
 
     if "task" not in of_task:
         raise missing_key("task")
+    if options.bundle is not None:
+        raise UserError("bundle: only for the episodes of a deployment, and source is a LeRobotDataset")
+    if (options.unit is None) == (options.mapping is None):
+        needed = "unit=deg, rad or percent, or mapping=<file>: in what LeRobot recorded the joints, it does not say"
+        raise UserError(
+            f"got {'both unit and mapping' if options.unit else 'neither unit nor mapping'}, needed: {needed}"
+        )
+    if len(set(options.cameras)) < len(options.cameras):
+        raise UserError(f"cameras: got {list(options.cameras)}, allowed: each once")
     refuse_places()
     config = compose_run(of_task)
     spec = make_spec(config, [CameraSpec.square(name, options.image_size) for name in options.cameras])
-    mapping = None if options.mapping is None else read_mapping(Path(options.mapping))
-    episodes, error = joint_episodes(Path(options.source), spec, mapping, options.unit, options.instruction)
-    read_as = f"joints read in unit={options.unit}" if mapping is None else f"joints read by {options.mapping}"
-    missed = f"{error.mean_mm:.1f} mm from the recorded one on average, at most {error.largest_mm:.0f} mm"
-    print(f"{read_as}; the tool that the converted actions ask for is {missed}", file=sys.stderr)
+    mapping = options.unit or read_mapping(Path(str(options.mapping)))
+    episodes, found = joint_episodes(Path(options.source), spec, mapping, options.instruction)
+    most = f"at most {found.largest_mm:.0f} mm and {found.largest_deg:.0f} deg"
+    print(f"actions ask for a tool {found.mean_mm:.1f} mm from the recorded one on average, {most}", file=sys.stderr)
+    if found.beyond_gripper > 0.01:
+        beyond = f"in {found.beyond_gripper:.0%} of the control steps the gripper is opened or closed further than"
+        print(f"{beyond} actions of {spec.robot or spec.task} can ask for", file=sys.stderr)
+    texts = sorted({episode.instruction for episode in episodes} - {*spec.texts, ""})
+    if spec.cameras and spec.texts and texts:
+        cure = 'give instruction="..." here, or task.instruction="..." in training'
+        print(f"the task does not know the instruction {texts[0]!r}: {cure}", file=sys.stderr)
     if (longest := max(map(len, episodes))) > (limit := spec.max_episode_steps):
         cure = f"task.max_episode_steps={longest} gives a policy as much time"
         print(

@@ -64,7 +64,7 @@ def decode_png(data: bytes) -> NDArray[np.uint8]:
         raise ValueError(f"the PNG file is damaged: {error}") from error
 
 
-def squared(image: NDArray[np.uint8], size: int | None) -> NDArray[np.uint8]:
+def center_crop(image: NDArray[np.uint8], size: int | None) -> NDArray[np.uint8]:
     """Return the square in the middle of an image, scaled to ``size`` x ``size`` pixels; None returns the image."""
     height, width, _ = image.shape
     if size is None or (height, width) == (size, size):
@@ -78,7 +78,7 @@ def squared(image: NDArray[np.uint8], size: int | None) -> NDArray[np.uint8]:
 def read_videos(
     path: Path, info: Mapping[str, Any], key: str, episode_F: Tensor, time_F: Tensor | None, size: int | None = None
 ) -> Tensor:
-    """Return the images of feature ``key`` of all frames, uint8 [F, h, w, 3], ``squared`` to ``size``.
+    """Return the images of feature ``key`` of all frames, uint8 [F, h, w, 3], their ``center_crop`` of ``size``.
 
     info: of the data set. episode_F: episode of each frame, not decreasing. time_F: seconds of each frame since the
     beginning of its episode's video, as LeRobot reads it; None: a frame each 1/fps. UserError for other times, missing
@@ -109,7 +109,7 @@ def read_videos(
     for file, rows_by_frame in wanted.items():
         count, needed = 0, max(rows_by_frame) + 1
         for count, whole in zip(range(1, needed + 1), _frames(file, path), strict=False):
-            frame = squared(whole, size)
+            frame = center_crop(whole, size)
             if images is None:
                 images = np.empty((len(episode_F), *frame.shape), np.uint8)
             if frame.shape != images.shape[1:]:

@@ -29,7 +29,7 @@ from embodied.core.errors import UserError, nearest, unknown_name
 from embodied.core.spec import CameraSpec, EnvSpec
 from embodied.data import columns
 from embodied.data.demonstrations import Demonstrations
-from embodied.data.images import decode_png, read_videos, reading, squared
+from embodied.data.images import center_crop, decode_png, read_videos, reading
 from embodied.data.lerobot_meta import check_complete, check_consecutive, data_files, leave_out, read_info
 
 FILE = "chunk-000/file-000.parquet"
@@ -49,7 +49,7 @@ def read(
 
     keys: columns of ``state`` and ``action`` (by default observation.state and action), each a name or the options of
     ``Column``, which also convert the numbers; and ``images``, names by camera. cameras: cameras whose images to
-    decode, by default from observation.images.<camera>. image_size: pixels of a side, to which ``squared`` scales them.
+    decode, by default from observation.images.<camera>. image_size: pixels of a side of their ``center_crop``.
     UserError for a missing data set, another version, missing features (it lists them), frames that are not those of
     meta/ (lerobot_meta.py), numbers that are not finite, or images that are neither PNG files nor frames of videos, or
     of several sizes.
@@ -89,7 +89,7 @@ def read(
         check_consecutive(_column(table, FRAME, np.int64, path), episode, path, info, from_0=videos)
     check_complete(path, info, episode)
     time = _column(table, TIME, np.float64, path) if TIME in further else None
-    state_names, action_names = _names(features[state.name]), _names(features[action.name])
+    state_names, action_names = names_of(features[state.name]), names_of(features[action.name])
     instruction, instructions = _instructions(table, path)
     return Demonstrations(
         state_FS=columns.convert(_matrix(table, state.name, path), state_names, state, "data_keys.state"),
@@ -130,7 +130,7 @@ def check_sizes(path: Path, spec: EnvSpec, keys: Mapping[str, Any] | None = None
     for camera in spec.cameras:
         feature = features.get(columns.of_camera(camera.name, keys or {}), {})
         shape = feature.get("shape")
-        sizes = dict(zip(_names(feature), shape if isinstance(shape, list) else (), strict=False))
+        sizes = dict(zip(names_of(feature), shape if isinstance(shape, list) else (), strict=False))
         _check_size(path, camera, sizes.get("height", camera.height), sizes.get("width", camera.width))
 
 
@@ -204,7 +204,8 @@ def _column(table: pa.Table, key: str, dtype: type, path: Path) -> Tensor:
         return torch.from_numpy(table[key].to_numpy().astype(dtype))
 
 
-def _names(feature: Mapping[str, Any]) -> tuple[str, ...]:
+def names_of(feature: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the names of a feature's entries; () if it does not name each."""
     names, shape = feature.get("names"), feature.get("shape")
     if isinstance(names, Mapping):
         groups = list(names.values())
@@ -252,13 +253,13 @@ def _instructions(table: pa.Table, path: Path) -> tuple[Tensor, tuple[str, ...]]
 
 
 def _images(table: pa.Table, key: str, path: Path, size: int | None) -> Tensor:
-    """Decode a column of PNG files, uint8 [F, h, w, 3], ``squared`` to ``size``."""
+    """Decode a column of PNG files, uint8 [F, h, w, 3], their ``center_crop`` of ``size``."""
     images = []
     for frame, row in enumerate(table[key].to_pylist()):
         try:
             if not row or not row.get("bytes"):
                 raise ValueError("the picture is not in the parquet file")
-            images.append(squared(decode_png(row["bytes"]), size))
+            images.append(center_crop(decode_png(row["bytes"]), size))
         except ValueError as error:
             raise UserError(f"data set {path}: {key} of frame {frame}: {error}") from error
         if images[-1].shape != images[0].shape:

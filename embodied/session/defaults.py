@@ -37,7 +37,10 @@ ON_GPU = {
 }  # fmt: skip
 """Of PPO on our own tasks where a GPU simulates: fewer envs take as long a step (docs/gpu.md)."""
 OF_INIT = ("denoise_steps", "horizon", "execute")  # options of a policy that training starts from
-ROLLOUT, MINIBATCHES = 32, 16  # control steps of a rollout and minibatches of an epoch, of PPO with single actions after init=
+ROLLOUT, MINIBATCHES = (
+    32,
+    16,
+)  # control steps of a rollout and minibatches of an epoch, of PPO with single actions after init=
 BATCH, MINIBATCH, EPOCHS, RATE = 2048, 128, 10, 3e-4
 IMAGE_BATCH, IMAGE_MINIBATCH, IMAGE_EPOCHS, IMAGE_RATE = 1024, 256, 4, 2.5e-4
 HORIZONS = 10  # horizons of the discount in an episode as long as its time limit

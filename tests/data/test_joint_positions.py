@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,18 +13,20 @@ import torch
 
 from embodied import convert
 from embodied.core.episodes import PlanList
+from embodied.core.errors import UserError
 from embodied.core.spec import ActionTerm, Box, EnvSpec, Term
 from embodied.data import Demonstrations, Episode, read, write
-from embodied.data.images import squared
+from embodied.data.images import center_crop
 from embodied.data.lerobot import read_features
 from embodied.deployment.robots.mapping import gripper_entry
 from embodied.envs.episodes.sampler import first_episodes
 from embodied.session.config import compose_run
-from embodied.session.deployed.joint_dataset import resampled, times
+from embodied.session.deployed.joint_dataset import draft_mapping, resampled, times
 from embodied.session.factories import make_env
 from tests.commands.helpers import run
 
 TASK = ["task=pick_place", "task.robot=so101"]
+DEG = "unit=deg"
 STEPS = 30
 EXTERNAL = "observation.environment_state"
 
@@ -97,7 +99,8 @@ def starts(spec: EnvSpec) -> list[int]:
 
 
 def converted(source: Path, out: Path, *words: str) -> Demonstrations:
-    outcome = run(convert.main, [f"source={source}", f"out={out}", *TASK, *words])
+    units = [] if any(word.startswith(("unit", "mapping")) for word in words) else [DEG]
+    outcome = run(convert.main, [f"source={source}", f"out={out}", *TASK, *units, *words])
     assert outcome.code == 0, outcome.stderr
     return read(out)
 
@@ -115,18 +118,19 @@ def test_states_and_actions_are_those_of_the_simulation(recorded: Recorded, tmp_
 
 
 def test_longer_episodes_than_the_time_limit_are_named(recorded: Recorded, tmp_path: Path) -> None:
-    words = [f"source={recorded.path}", f"out={tmp_path / 'set'}", *TASK, "task.max_episode_steps=20"]
+    words = [f"source={recorded.path}", f"out={tmp_path / 'set'}", *TASK, DEG, "task.max_episode_steps=20"]
     assert "time limit is 20: task.max_episode_steps=30 gives" in run(convert.main, words).stderr
 
 
 def test_displacements_of_the_tool_lead_to_the_recorded_targets(recorded: Recorded, tmp_path: Path) -> None:
-    words = [f"source={recorded.path}", f"out={tmp_path / 'set'}", *TASK]
+    words = [f"source={recorded.path}", f"out={tmp_path / 'set'}", *TASK, DEG]
     outcome = run(convert.main, words)
     assert outcome.code == 0, outcome.stderr
-    assert "joints read in unit=deg; the tool that the converted actions ask for is " in outcome.stderr
-    average, largest = (float(word) for word in outcome.stderr.split() if word[0].isdigit())
+    line = next(line for line in outcome.stderr.splitlines() if line.startswith("actions ask for a tool "))
+    average, largest, angle_deg = (float(word) for word in line.split() if word[0].isdigit())
     assert average < 2
     assert largest < 15
+    assert angle_deg < 25
     recorded_with = json.loads((tmp_path / "set" / "meta" / "recorded_with.json").read_text())
     assert recorded_with == {"task": "pick_place", "task.robot": "so101"}
 
@@ -163,9 +167,11 @@ def test_a_mapping_renames_and_turns(recorded: Recorded, tmp_path: Path) -> None
                             "high": None, "velocity": None} for i, joint in enumerate(arm.joints)}  # fmt: skip
     low, high = arm.gripper.closed_m, arm.gripper.max_position_m
     gripper = {**entries[arm.joints[1].name], "name": "m5", "unit": "percent", "low": low, "high": high}
-    mapping = {"robot": "mine", "joints": entries, "gripper": gripper, "external": {}, "cameras": {}, "confirmed": None}
-    (tmp_path / "mapping.json").write_text(json.dumps(mapping))
-    here = converted(tmp_path / "other", tmp_path / "here", "cameras=[front]", f"mapping={tmp_path / 'mapping.json'}")
+    cameras, external = {"wrist": "front"}, {}
+    mapping = {"robot": "mine", "joints": entries, "gripper": gripper, "external": external, "cameras": cameras}
+    (tmp_path / "mapping.json").write_text(json.dumps({**mapping, "confirmed": None}))
+    here = converted(tmp_path / "other", tmp_path / "here", "cameras=[wrist]", f"mapping={tmp_path / 'mapping.json'}")
+    assert read(tmp_path / "here", cameras=["wrist"]).images["wrist"].shape == (4 * STEPS, 64, 64, 3)
     torch.testing.assert_close(here.state_FS, there.state_FS)
     torch.testing.assert_close(here.action_FA, there.action_FA)
 
@@ -182,8 +188,8 @@ def test_with_cameras_images_take_the_place_of_objects(recorded: Recorded, tmp_p
 def test_the_middle_of_an_image_is_kept() -> None:
     wide = np.zeros((4, 8, 3), np.uint8)
     wide[:, 2:6] = 100
-    assert (squared(wide, 2) == 100).all()
-    assert squared(wide, None) is wide
+    assert (center_crop(wide, 2) == 100).all()
+    assert center_crop(wide, None) is wide
 
 
 def test_thirty_frames_a_second_become_twenty_control_steps() -> None:
@@ -195,31 +201,99 @@ def test_thirty_frames_a_second_become_twenty_control_steps() -> None:
     np.testing.assert_allclose(found.qvel_LJ[:, 0], 1.0)
     np.testing.assert_allclose(found.finger_L, 2 * at_L)
     np.testing.assert_allclose(found.external["x"], at_L)
-    last = (at_L + 0.05 - 1 / 30).clip(max=1.0)  # the frame that begins last within a step
-    np.testing.assert_allclose(found.target_LJ[:, 0], 1 + last)
+    np.testing.assert_allclose(found.target_LJ[:, 0], 1 + (at_L + 0.05 - 1 / 30).clip(max=1.0))
+
+
+@pytest.mark.parametrize("hz", [10.0, 20.0, 60.0])
+def test_the_targets_of_every_rate_move_as_fast(hz: float) -> None:
+    """Each frame's target is the next frame's position, and so is that of each control step."""
+    frames = int(2 * hz)
+    ramp = np.arange(frames + 1)[:, None] / hz * np.ones((1, 2))
+    at_L, _ = times(frames, hz, 0.05)
+    found = resampled(ramp[:-1], ramp[1:], {}, hz, at_L, 0.05)
+    np.testing.assert_allclose(found.target_LJ[1:-1, 0], at_L[1:-1] + 0.05)
+
+
+def test_an_episode_of_one_frame_is_converted(recorded: Recorded, tmp_path: Path) -> None:
+    data = read(recorded.path)
+    parts = [[values[:1], values[:5]] for values in (data.state_FS, data.action_FA)]
+    as_lerobot(tmp_path / "short", recorded.names, *parts, {})
+    assert converted(tmp_path / "short", tmp_path / "set", "cameras=[front]").episode_F.tolist() == [0] + [1] * 5
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
         (["unit=rad"], "shoulder_pan.pos from"),
-        (["task.robot=panda"], "needed: 7 joints and a gripper"),
+        (["task.robot=panda"], "needed: joint1.pos, joint2.pos, joint3.pos, joint4.pos, joint5.pos"),
+        (["task=lift_bar"], "task lift_bar has not one arm"),
+        (["unit=null"], "got neither unit nor mapping, needed: unit=deg"),
+        (["mapping=x.json"], "got both unit and mapping"),
+        (["bundle=x"], "bundle: only for the episodes of a deployment"),
+        (["cameras=[front,front]"], "each once"),
         (["task=stack"], "no column has base_pos[0], base_pos[1]"),
         (["cameras=[wrist]"], "it lacks observation.images.wrist"),
-        (["task=gym/CartPole-v1"], "has no arm whose joints are known"),
+        (["task=gym/CartPole-v1"], "has not one arm whose joints are known"),
         (["unit=degree"], "unit: got 'degree', allowed: 'deg', 'rad' or 'percent'"),
         (["algo.gamma=0.9"], "unknown key 'algo.gamma'"),
-        (["mapping=none.json"], "mapping=none.json is not a file"),
+        (["unit=null", "mapping=none.json"], "mapping=none.json is not a file"),
     ],
 )
 def test_bad_input_is_one_line(recorded: Recorded, words: list[str], message: str, tmp_path: Path) -> None:
-    given = {word.partition("=")[0]: word for word in [*TASK, *words]}
-    if "gym" in given["task"]:
+    given = {word.partition("=")[0]: word for word in [*TASK, DEG, *words]}
+    if given["task"].endswith(("CartPole-v1", "lift_bar")):
         del given["task.robot"]
     outcome = run(convert.main, [f"source={recorded.path}", f"out={tmp_path / 'set'}", *given.values()])
     assert (outcome.code, outcome.stdout) == (2, "")
     assert message in outcome.stderr
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            lambda at: at * torch.tensor([*[0.0175] * 5, 1]),
+            "all joints read as degrees are within 6.28 degrees: give unit=rad",
+        ),
+        (lambda at: at * torch.tensor([1, 1, 1, 1, 1, 0.01]), "does it run from 0 to 1?"),
+        (lambda at: at * torch.tensor([1, 1, 1, 1, 1, 9.0]), "gripper.pos from"),
+        (lambda at: at * 4, "and the task's arm has"),
+    ],
+)
+def test_numbers_in_other_units_are_refused(
+    recorded: Recorded, change: Callable[[torch.Tensor], torch.Tensor], message: str, tmp_path: Path
+) -> None:
+    data = read(recorded.path)
+    parts = [[*change(values).view(4, STEPS, 6)] for values in (data.state_FS, data.action_FA)]
+    as_lerobot(tmp_path / "other", recorded.names, *parts, {})
+    outcome = run(
+        convert.main, [f"source={tmp_path / 'other'}", f"out={tmp_path / 'x'}", *TASK, DEG, "cameras=[front]"]
+    )
+    assert (outcome.code, outcome.stdout) == (2, "")
+    assert message in outcome.stderr
+
+
+def test_names_that_fit_in_part_are_refused(recorded: Recorded) -> None:
+    """By their order they would be other joints."""
+    arm, names = recorded.spec.arm, recorded.names
+    assert arm is not None
+    assert draft_mapping(arm, [f"my_{name}" for name in names], "deg").joints["elbow_flex"].name == "my_elbow_flex.pos"
+    assert draft_mapping(arm, [*"abcde", "gripper"], "deg").joints["elbow_flex"].name == "c"
+    both = [f"{side}_{name}" for side in ("left", "right") for name in names]
+    for wrong in (["base.pos", *names[1:]], both, names[:-1], [*"abcdef", "gripper"]):
+        with pytest.raises(UserError, match="and one gripper"):
+            draft_mapping(arm, wrong, "deg")
+
+
+def test_one_name_in_two_columns_is_refused(recorded: Recorded, tmp_path: Path) -> None:
+    data, external = read(recorded.path), read_features(recorded.path, [EXTERNAL])[EXTERNAL].view(4, STEPS, -1)
+    names = json.loads((recorded.path / "meta" / "info.json").read_text())["features"][EXTERNAL]["names"]
+    parts = [[*values.view(4, STEPS, 6)] for values in (data.state_FS, data.action_FA)]
+    more = {EXTERNAL: (names, [*external]), "other": (names[:1], [*external[..., :1]])}
+    as_lerobot(tmp_path / "other", recorded.names, *parts, more)
+    outcome = run(convert.main, [f"source={tmp_path / 'other'}", f"out={tmp_path / 'x'}", *TASK, DEG])
+    assert "several columns have cube_pos[0] (observation.environment_state, other)" in outcome.stderr
 
 
 def test_a_task_is_needed_and_only_for_joints(recorded: Recorded, tmp_path: Path) -> None:

@@ -20,27 +20,33 @@ from embodied.core.arm import Array
 from embodied.core.errors import UserError
 from embodied.core.spec import SUCCESS, ArmSpec, Box, EnvSpec
 from embodied.data import Episode, read
-from embodied.data.lerobot import read_features
+from embodied.data.columns import IMAGES
+from embodied.data.lerobot import names_of, read_features
 from embodied.data.lerobot_meta import read_info
 from embodied.deployment.control.arm import ArmController, StateBuilder
 from embodied.deployment.robots.base import GRIPPER, joint_names
-from embodied.deployment.robots.mapping import Entry, RobotMapping, Unit, gripper_entry, names_of_joints
+from embodied.deployment.robots.mapping import Entry, RobotMapping, Unit, gripper_entry
 
 BEYOND = 0.2  # rad or m; joints that are further beyond their limits are in another unit
+STROKE = 1.2  # how far a gripper may be beyond its ends, as a share of what lies between them
 SOLVED = f"next.{SUCCESS}"
 
 
-class Error(NamedTuple):
-    """How far the joint targets of the actions are from the recorded ones."""
+class Tracking(NamedTuple):
+    """How well the actions ask for what was recorded, over all control steps."""
 
     mean_mm: float
     largest_mm: float
-    """Distance of the tools that they ask for."""
+    """Distance of the tool from the recorded one, at the joint targets of the actions."""
+    largest_deg: float
+    """Angle between the two tools."""
+    beyond_gripper: float
+    """Share of the steps whose gripper is beyond what actions of the task can ask for."""
 
 
 @dataclass(frozen=True)
 class Recording:
-    """One episode in our units, resampled to the control steps of a task, L of them."""
+    """One episode in our units, resampled to the L control steps of a task."""
 
     qpos_LJ: Array
     qvel_LJ: Array
@@ -55,61 +61,71 @@ class Recording:
 def draft_mapping(arm: ArmSpec, names: Sequence[str], unit: Unit) -> RobotMapping:
     """Return what the entries of an action are: the joints in ``unit``, the gripper from 0 to 100, as LeRobot has them.
 
-    unit: of all joints; percent is from -100 to 100 over the range of a joint. UserError for too few names.
+    A joint has the name that ends with ours, such as ``main_elbow_flex.pos`` for ``elbow_flex``. If no joint has one,
+    all are taken in their order. unit: of all joints that turn; sliding ones are in m. percent is from -100 to 100 over
+    the range of a joint. UserError unless every joint and the gripper have one name.
     """
     grippers = [name for name in names if "gripper" in name or "finger" in name]
     positions = [name for name in names if name not in grippers]
-    if len(positions) < len(arm.joints) or not grippers:
-        known = ", ".join(names) or "no names"
-        needed = f"{len(arm.joints)} joints and a gripper"
-        raise UserError(f"its action has {known}; needed: {needed}. mapping=<file> says which entry is which")
+    alike = [[name for name in positions if name.endswith(f"{joint.name}.pos")] for joint in arm.joints]
+    found = [name for names_of_joint in alike for name in names_of_joint] or positions
+    if len(found) != len(arm.joints) or len(grippers) != 1:
+        needed = f"needed: {', '.join(joint_names(arm))} and one gripper"
+        raise UserError(f"its action has {', '.join(names)}; {needed}. mapping=<file> says which entry is which")
     joints = {}
-    for joint, name in zip(arm.joints, names_of_joints(arm, positions), strict=True):
+    for joint, name in zip(arm.joints, found, strict=True):
         middle, high = ((joint.low + joint.high) / 2, joint.high) if unit == "percent" else (None, None)
-        joints[joint.name] = Entry(name, unit, low=middle, high=high)
+        own_unit = "m" if joint.kind == "slide" and unit != "percent" else unit
+        joints[joint.name] = Entry(name, own_unit, low=middle, high=high)
     return RobotMapping("", joints, gripper_entry(arm, grippers[0]))
 
 
 def joint_episodes(
-    path: Path, spec: EnvSpec, mapping: RobotMapping | None, unit: Unit, instruction: str | None = None
-) -> tuple[list[Episode], Error]:
+    path: Path, spec: EnvSpec, mapping: RobotMapping | Unit, instruction: str | None = None
+) -> tuple[list[Episode], Tracking]:
     """Convert a LeRobotDataset of joint positions to episodes of a task, and say how exact its actions are.
 
-    mapping: names, units and signs of the data set; None: ``draft_mapping`` with ``unit``. instruction: of all
-    episodes; None: those of the data set. An episode has the success that the data set states, or counts as solved.
-    UserError for a task without an arm, for a data set without joint positions, in another unit, or without terms that
+    mapping: names, units and signs of the data set; of a unit, ``draft_mapping``. instruction: of all episodes; None:
+    those of the data set. An episode has the success that the data set states, or counts as solved.
+    UserError for a task without one arm, for a data set without joint positions, in another unit, or without terms that
     the task's state has.
     """
     arm, space = spec.arm, spec.action
     if arm is None or not isinstance(space, Box):
-        raise UserError(f"task {spec.task} has no arm whose joints are known; allowed: tasks of ours")
-    size = spec.cameras[0].height if spec.cameras else None
-    data = read(path, cameras=[camera.name for camera in spec.cameras], image_size=size)
+        raise UserError(f"task {spec.task} has not one arm whose joints are known")
+    given = None if isinstance(mapping, str) else mapping
+    cameras = {} if given is None else given.cameras
+    images = {camera.name: f"{IMAGES}.{cameras.get(camera.name, camera.name)}" for camera in spec.cameras}
+    data = read(path, {"images": images}, [*images], spec.cameras[0].height if spec.cameras else None)
+    state_names, action_names = (
+        names or [str(i) for i in range(values.shape[1])]
+        for names, values in ((data.state_names, data.state_FS), (data.action_names, data.action_FA))
+    )
     builder = StateBuilder(arm, spec.state, spec.cameras)
     try:
-        chosen = draft_mapping(arm, data.action_names, unit) if mapping is None else mapping
+        chosen = draft_mapping(arm, action_names, mapping) if isinstance(mapping, str) else mapping
         chosen.check(arm)
-        positions = _in_our_units(data.state_FS, data.state_names, chosen, arm, "observation.state")
-        targets = _in_our_units(data.action_FA, data.action_names, chosen, arm, "action")
-        external = _external(path, builder.external_names)
+        positions_FP = _in_our_units(data.state_FS, state_names, chosen, arm, "observation.state")
+        targets_FP = _in_our_units(data.action_FA, action_names, chosen, arm, "action")
+        external = _external(path, {name: chosen.external.get(name, name) for name in builder.external_names})
     except UserError as error:
-        raise UserError(f"data set {path}: {error}") from error
+        raise UserError(f"data set {path}: {str(error).removeprefix(f'data set {path}: ')}") from error
     solved = read_features(path, [SOLVED]).get(SOLVED)
-    converter, episodes = _Converter(spec, arm, space, builder), []
+    episodes, missed = [], []
     for number in data.episode_F.unique().tolist():
-        rows = data.frames([number])
+        rows = data.frames([number]).numpy()
         at_L, frame_L = times(len(rows), data.control_hz, spec.control_dt_s)
-        recording = resampled(
-            positions[rows], targets[rows], {name: value[rows] for name, value in external.items()},
-            data.control_hz, at_L, spec.control_dt_s,
-        )  # fmt: skip
+        others = {name: value[rows] for name, value in external.items()}
+        recording = resampled(positions_FP[rows], targets_FP[rows], others, data.control_hz, at_L, spec.control_dt_s)
+        state, action, missed_L3 = imitable(recording, spec, arm, space, builder)
         success = torch.zeros(len(at_L), dtype=torch.bool)
         success[-1] = True if solved is None else bool(solved[rows[-1]].any())
-        state, action = converter.episode(recording)
-        images = {name: frames[rows[torch.from_numpy(frame_L)]] for name, frames in data.images.items()}
+        seen = {name: frames[torch.from_numpy(rows[frame_L])] for name, frames in data.images.items()}
         text = instruction or data.instructions[int(data.instruction_F[rows[0]])]
-        episodes.append(Episode(state, action, torch.zeros(len(at_L)), success, text, images))
-    return episodes, converter.error
+        episodes.append(Episode(state, action, torch.zeros(len(at_L)), success, text, seen))
+        missed.append(missed_L3)
+    mm, deg, beyond = np.concatenate(missed).T
+    return episodes, Tracking(float(mm.mean()), float(mm.max()), float(deg.max()), float(beyond.mean()))
 
 
 def times(frames: int, hz: float, dt_s: float) -> tuple[Array, NDArray[np.int64]]:
@@ -123,7 +139,8 @@ def resampled(
 ) -> Recording:
     """Return an episode of F frames at the times ``at`` of control steps; the last column is the gripper's.
 
-    Between two frames numbers are interpolated. A step has the target of the last frame that begins within it.
+    Numbers are interpolated between frames. A frame's target is to be reached by the next frame, so that of a control
+    step is the one for its end.
     """
     frames_F = np.arange(len(positions_FP)) / hz
 
@@ -131,7 +148,7 @@ def resampled(
         return np.stack([np.interp(when_L, frames_F, column) for column in values_FD.T], 1)
 
     slopes_FP = np.gradient(positions_FP, 1 / hz, axis=0) if len(positions_FP) > 1 else np.zeros_like(positions_FP)
-    position_LP, target_LP = between(positions_FP, at_L), between(targets_FP, at_L + max(dt_s - 1 / hz, 0.0))
+    position_LP, target_LP = between(positions_FP, at_L), between(targets_FP, at_L + dt_s - 1 / hz)
     others = {name: np.interp(at_L, frames_F, value) for name, value in external.items()}
     return Recording(
         position_LP[:, :-1], between(slopes_FP, at_L)[:, :-1], position_LP[:, -1], target_LP[:, :-1],
@@ -139,47 +156,42 @@ def resampled(
     )  # fmt: skip
 
 
-class _Converter:
-    """States and actions of a task for recordings."""
+def imitable(
+    recording: Recording, spec: EnvSpec, arm: ArmSpec, space: Box, builder: StateBuilder
+) -> tuple[torch.Tensor, torch.Tensor, Array]:
+    """Return states [L, S] and actions [L, A] of an episode, and what ``Tracking`` is made of, [L, 3]."""
+    controller, chain = ArmController(arm, space.terms), builder.chain
+    names = [*joint_names(arm), *joint_names(arm, "vel"), GRIPPER]
+    states, actions, missed = [], [], []
+    joint_target, finger_target = recording.qpos_LJ[0], float(recording.finger_L[0])
+    for t, qpos in enumerate(recording.qpos_LJ):
+        numbers = dict(zip(names, (*qpos, *recording.qvel_LJ[t], recording.finger_L[t]), strict=True))
+        numbers |= {name: value[t] for name, value in recording.external.items()}
+        states.append(builder.state(numbers, finger_target, joint_target))
+        base, wanted = joint_target if arm.from_target else qpos, recording.target_LJ[t]
+        action = np.append(_move(wanted, base, arm, builder), recording.finger_target_L[t])
+        share = (action - space.offset) / space.scale
+        actions.append(share.clip(-1, 1))
+        executed = space.offset + space.scale * actions[-1]
+        joint_target, finger_target = controller.targets(executed, base, finger_target)
+        (at, at_33, _), (to, to_33, _) = chain.tool(joint_target), chain.tool(wanted)
+        cosine = (np.trace(to_33 @ at_33.T) - 1) / 2
+        angle_deg = np.degrees(np.arccos(np.clip(cosine, -1, 1)))
+        missed.append((1e3 * np.linalg.norm(to - at), angle_deg, abs(share[-1]) > 1.05))
+    state_LS = torch.from_numpy(np.stack(states) * spec.state_scale)
+    return state_LS, torch.from_numpy(np.stack(actions)).float(), np.array(missed, np.float64)
 
-    def __init__(self, spec: EnvSpec, arm: ArmSpec, space: Box, builder: StateBuilder) -> None:
-        self.spec, self.arm, self.space, self.builder = spec, arm, space, builder
-        self.controller = ArmController(arm, space.terms)
-        self.names = [*joint_names(arm), *joint_names(arm, "vel"), GRIPPER]
-        self._missed_mm: list[float] = []
 
-    @property
-    def error(self) -> Error:
-        return Error(float(np.mean(self._missed_mm)), float(np.max(self._missed_mm)))
-
-    def episode(self, recording: Recording) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return states [L, S] and actions [L, A] of an episode."""
-        states, actions, chain = [], [], self.builder.chain
-        joint_target, finger_target = recording.qpos_LJ[0], float(recording.finger_L[0])
-        for t, qpos in enumerate(recording.qpos_LJ):
-            numbers = dict(zip(self.names, (*qpos, *recording.qvel_LJ[t], recording.finger_L[t]), strict=True))
-            numbers |= {name: value[t] for name, value in recording.external.items()}
-            states.append(self.builder.state(numbers, finger_target, joint_target))
-            base, wanted = joint_target if self.arm.from_target else qpos, recording.target_LJ[t]
-            action = np.append(self._move(wanted, base), recording.finger_target_L[t])
-            actions.append(((action - self.space.offset) / self.space.scale).clip(-1, 1))
-            executed = self.space.offset + self.space.scale * actions[-1]
-            joint_target, finger_target = self.controller.targets(executed, base, finger_target)
-            missed_m = np.linalg.norm(chain.tool(joint_target)[0] - chain.tool(wanted)[0])
-            self._missed_mm.append(1e3 * float(missed_m))
-        scale_S = self.spec.state_scale
-        return torch.from_numpy(np.stack(states) * scale_S), torch.from_numpy(np.stack(actions)).float()
-
-    def _move(self, wanted_J: Array, base_J: Array) -> Array:
-        """Return the action (rad, m), without the gripper, that moves the arm from one pose to another."""
-        if self.arm.control == "joint_delta":
-            return wanted_J - base_J
-        (to, to_33, _), (at, at_33, _) = self.builder.chain.tool(wanted_J), self.builder.chain.tool(base_J)
-        if not self.arm.rotation:
-            return to - at
-        turn = to_33 @ at_33.T  # its antisymmetric part is the axis times the sine of the angle
-        axis = np.array([turn[2, 1] - turn[1, 2], turn[0, 2] - turn[2, 0], turn[1, 0] - turn[0, 1]]) / 2
-        return np.append(to - at, -at_33[:, 2] @ axis)  # about the tool's axis, which points down
+def _move(wanted_J: Array, base_J: Array, arm: ArmSpec, builder: StateBuilder) -> Array:
+    """Return the action (rad, m), without the gripper, that moves the arm from one pose to another."""
+    if arm.control == "joint_delta":
+        return wanted_J - base_J
+    (to, to_33, _), (at, at_33, _) = builder.chain.tool(wanted_J), builder.chain.tool(base_J)
+    if not arm.rotation:
+        return np.asarray(to - at)
+    turn = to_33 @ at_33.T  # its antisymmetric part is the axis times the sine of the angle
+    axis = np.array([turn[2, 1] - turn[1, 2], turn[0, 2] - turn[2, 0], turn[1, 0] - turn[0, 1]]) / 2
+    return np.append(to - at, -at_33[:, 2] @ axis)  # about the tool's axis, which points down
 
 
 def _in_our_units(
@@ -187,32 +199,49 @@ def _in_our_units(
 ) -> Array:
     """Return the joints and the gripper of a column, rad or m, [F, J + 1]. UserError for a missing or odd one."""
     if missing := [entry.name for entry in mapping.entries.values() if entry.name not in names]:
-        has = f"{column} lacks {', '.join(missing)}. It has {', '.join(names) or 'no names'}"
+        has = f"{column} lacks {', '.join(missing)}. It has {', '.join(names)}"
         raise UserError(f"{has}. mapping=<file> says which entry is which")
     entries = [mapping.joints[joint.name] for joint in arm.joints] + [mapping.gripper]
-    values = values_FD.double().numpy()
-    found = np.stack([entry.factor * values[:, names.index(entry.name)] + entry.zero for entry in entries], 1)
-    for i, joint in enumerate(arm.joints):
-        low, high = found[:, i].min(), found[:, i].max()
-        if low < joint.low - BEYOND or high > joint.high + BEYOND:
-            theirs = values[:, names.index(entries[i].name)]
-            as_read = f"{entries[i].name} from {theirs.min():.4g} to {theirs.max():.4g} {entries[i].unit}"
-            limits = f"joint {joint.name} of the task's arm has {joint.low:.3g} to {joint.high:.3g}"
-            cure = "unit=deg, rad or percent says what joints are in, mapping=<file> also signs and zeros"
-            raise UserError(f"{column}: {as_read} is {low:.3g} to {high:.3g}, but {limits}: {cure}")
-    return found
+    ends = [(joint.low - BEYOND, joint.high + BEYOND) for joint in arm.joints]
+    closed, open = mapping.gripper.zero, arm.gripper.max_position_m
+    slack = (STROKE - 1) * (open - closed)
+    columns = []
+    for entry, (low, high) in zip(
+        entries, [*ends, (min(closed, arm.gripper.closed_m) - slack, open + slack)], strict=True
+    ):
+        theirs_F = values_FD[:, names.index(entry.name)].double().numpy()
+        ours_F = entry.factor * theirs_F + entry.zero
+        read_as = f"{column}: {entry.name} from {theirs_F.min():.4g} to {theirs_F.max():.4g} {entry.unit}"
+        cure = "unit=deg, rad or percent says what joints are in; mapping=<file> also signs, zeros and the gripper"
+        if ours_F.min() < low or ours_F.max() > high:
+            limits = f"is {ours_F.min():.3g} to {ours_F.max():.3g}, and the task's arm has {low:.3g} to {high:.3g}"
+            raise UserError(f"{read_as} {limits}: {cure}")
+        if entry.unit == "percent" and 0.3 < np.ptp(theirs_F) and 0 <= theirs_F.min() and theirs_F.max() <= 1:
+            raise UserError(f"{read_as}: does it run from 0 to 1? {cure}")
+        columns.append(ours_F)
+    turning = [i for i, entry in enumerate(entries[:-1]) if entry.unit == "deg"]
+    if turning and np.abs(np.stack(columns)[turning]).max() < np.radians(2 * np.pi):
+        raise UserError(f"{column}: all joints read as degrees are within 6.28 degrees: give unit=rad")
+    return np.stack(columns, 1)
 
 
-def _external(path: Path, needed: Sequence[str]) -> dict[str, Array]:
-    """Return the numbers of a state that are not the robot's own, from columns that name them, [F] each."""
+def _external(path: Path, wanted: Mapping[str, str]) -> dict[str, Array]:
+    """Return the numbers of a state that are not the robot's own, [F] each.
+
+    wanted: their names in the data set, by those of the state. UserError unless one column has each.
+    """
+    features = read_info(path)["features"]
     places = {
-        name: (key, i)
-        for key, feature in read_info(path)["features"].items()
-        for i, name in enumerate(feature.get("names") or () if isinstance(feature.get("names"), list) else ())
-        if name in needed
+        ours: [(key, names_of(feature).index(name)) for key, feature in features.items() if name in names_of(feature)]
+        for ours, name in wanted.items()
     }
-    if lacking := [name for name in needed if name not in places]:
+    if lacking := [wanted[ours] for ours, found in places.items() if not found]:
         cure = "with cameras=[front] a policy observes images in their place"
         raise UserError(f"no column has {', '.join(lacking)}, which the task's state has: {cure}")
-    columns = read_features(path, sorted({key for key, _ in places.values()}))
-    return {name: columns[key][:, i].double().numpy() for name, (key, i) in places.items()}
+    if several := [f"{wanted[ours]} ({', '.join(k for k, _ in found)})" for ours, found in places.items() if found[1:]]:
+        raise UserError(f"several columns have {'; '.join(several)}: leave out all but one")
+    columns = read_features(path, sorted({found[0][0] for found in places.values()}))
+    numbers = {ours: columns[key][:, i].double().numpy() for ours, ((key, i),) in places.items()}
+    if broken := [wanted[ours] for ours, values in numbers.items() if not np.isfinite(values).all()]:
+        raise UserError(f"{', '.join(broken)}: not finite in all frames")
+    return numbers
