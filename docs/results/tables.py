@@ -12,6 +12,7 @@ from embodied.core.statistics import t_interval, wilson_interval
 
 HERE = Path(__file__).resolve().parent
 TASKS = ("push", "lift", "pick_place", "stack")
+IMITATED = "imitation, 200 episodes"
 DEPLOYED = {"plain": "trained without", "sim2real-delay": "trained with both"}
 
 
@@ -142,9 +143,30 @@ def imitated_answers() -> None:
     row("task", "all actions of a chunk", "none that answers a disturbance within it")
     row(*["---"] * 3)
     earlier = records("ablation/imitated-answers.json")[0]["runs"]
+    later = records("ablation/imitation-chunks-of-4.json")[0]["runs"]
     for task in TASKS:
         before = [100 * run["success"] for run in earlier if run["task"] == task]
-        row(f"`{task}`", listed(before), listed(percents(records(f"imitation/{task}-[0-9]-sft.json"))))
+        row(f"`{task}`", listed(before), listed([100 * run[IMITATED] for run in later if run["task"] == task]))
+    print()
+
+
+def chunks_of_two() -> None:
+    """Imitation and reinforcement learning after it with chunks of four actions and of two: each seed."""
+    columns = "imitation", "success of 1,000 episodes after RL", "million steps to 90%"
+    row("task", *(f"{name}: chunks of {size}" for name in columns for size in ("four", "two")))
+    row(*["---"] * 7)
+    earlier = records("ablation/imitation-chunks-of-4.json")[0]["runs"]
+    for task in TASKS:
+        before = [run for run in earlier if run["task"] == task]
+        sft, rl = records(f"imitation/{task}-[0-9]-sft.json"), records(f"imitation/{task}-[0-9]-rl.json")
+        first = [next(at for at, rate in run["evaluations [env steps, success]"] if rate >= 0.9) for run in before]
+        found = [
+            min(e["env_steps"] for e in run["during_training"].values() if e["success_at_end"] >= 0.9) for run in rl
+        ]
+        to_90 = (", ".join(f"{steps / 1e6:.2f}" for steps in each) for each in (first, found))
+        of_four = ([100 * run[key] for run in before] for key in (IMITATED, "after RL, 1,000 episodes"))
+        rates = zip(map(listed, of_four), map(listed, (percents(sft), percents(rl))), strict=True)
+        row(f"`{task}`", *(rate for pair in rates for rate in pair), *to_90)
     print()
 
 
@@ -228,6 +250,7 @@ def two_ways() -> None:
         ("`gaussian`", "gaussian"),
         ("`flow`, K = 1", "flow-k1"),
         ("`flow`, K = 4", "flow"),
+        ("`flow`, K = 4, chunks of two: the default", "flow-h2"),
         ("`flow`, K = 4, held to the imitated policy", "flow-anchored"),
     ):
         for stage, found in (
@@ -307,6 +330,7 @@ if __name__ == "__main__":
     repeated_starts()
     imitation()
     imitated_answers()
+    chunks_of_two()
     scratch()
     tabletop()
     compared({
