@@ -18,6 +18,7 @@ import torch
 
 from embodied.core.config import parse_overrides
 from embodied.core.episodes import PlanList
+from embodied.core.seeds import Purpose, first_env_seed
 from embodied.core.spec import SUCCESS, ActionTerm, Box, EnvSpec, Term
 from embodied.data import Episode, write
 from embodied.deployment.robots.mapping import gripper_entry
@@ -44,7 +45,8 @@ def record(task: str, robot: str, episodes: int, seed: int, hz: float, out: Path
     def numbers(joints: torch.Tensor, finger: torch.Tensor) -> torch.Tensor:
         return torch.cat([joints.rad2deg(), ((finger - grip.zero) / grip.factor).unsqueeze(1)], 1).float()
 
-    obs = env.reset(PlanList(first_episodes(spec, episodes, seed), episodes))
+    plans = first_episodes(spec, episodes, first_env_seed(Purpose.DEMONSTRATIONS, seed))
+    obs = env.reset(PlanList(plans, episodes))
     rows: list[tuple[torch.Tensor, ...]] = []
     for _ in range(spec.max_episode_steps - 1):
         state, external = numbers(arm.joint_pos, arm.gripper_pos[:, 0]), (obs["state"] / scale)[:, places]
