@@ -25,12 +25,12 @@ from collections.abc import Sequence
 from dataclasses import fields
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from embodied.core.config import PRESETS, nest, parse_overrides
 from embodied.core.errors import UserError, missing_key, unknown_name
 from embodied.core.options import PositiveInt, config_dataclass, from_mapping
-from embodied.core.spec import CameraSpec
+from embodied.core.spec import CameraSpec, EnvSpec
 from embodied.core.user_files import refuse_places
 from embodied.deployment.bundle.format import read_bundle
 from embodied.deployment.report import load_episodes
@@ -38,6 +38,9 @@ from embodied.deployment.robots.mapping import read_mapping
 from embodied.session.command import run_command
 from embodied.session.config import compose_run, words_of_environment
 from embodied.session.files import check_new_dir
+
+if TYPE_CHECKING:
+    from embodied.data import Episode
 
 
 @config_dataclass
@@ -71,11 +74,11 @@ def convert(argv: Sequence[str]) -> dict[str, Any]:
     from embodied.data.maniskill import read_trajectories
     from embodied.session.deployed.robot_dataset import episodes_of
 
-    recorded = None
+    recorded: dict[str, Any] | None = None
     if (source / "meta" / "info.json").is_file():
         episodes, spec, recorded = _of_joints(options, of_task)
-    elif of_task:
-        raise UserError(f"{next(iter(of_task))}: only for a LeRobotDataset, and source={source} has no meta/info.json")
+    elif of_joints := [key for key in words if key in (*of_task, "cameras", "image_size", "unit", "mapping")]:
+        raise UserError(f"{of_joints[0]}: only for a LeRobotDataset, and source={source} has no meta/info.json")
     elif not source.is_dir() and source.suffix != ".npz":
         episodes, spec = read_trajectories(source, options.instruction)
     elif options.bundle is None:
@@ -94,7 +97,7 @@ def convert(argv: Sequence[str]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _of_joints(options: ConvertConfig, of_task: dict[str, Any]) -> Any:
+def _of_joints(options: ConvertConfig, of_task: dict[str, Any]) -> "tuple[list[Episode], EnvSpec, dict[str, Any]]":
     """Return the episodes of a LeRobotDataset, the task's spec, and the words that build its environment."""
     from embodied.session.deployed.joint_dataset import joint_episodes
     from embodied.session.factories import make_spec
@@ -104,32 +107,17 @@ def _of_joints(options: ConvertConfig, of_task: dict[str, Any]) -> Any:
     if options.bundle is not None:
         raise UserError("bundle: only for the episodes of a deployment, and source is a LeRobotDataset")
     if (options.unit is None) == (options.mapping is None):
-        needed = "unit=deg, rad or percent, or mapping=<file>: in what LeRobot recorded the joints, it does not say"
-        raise UserError(
-            f"got {'both unit and mapping' if options.unit else 'neither unit nor mapping'}, needed: {needed}"
-        )
+        got = "both unit and mapping" if options.unit else "neither unit nor mapping"
+        needed = "unit=deg, rad or percent, or mapping=<file>: LeRobot does not record the unit of joints"
+        raise UserError(f"got {got}, needed: {needed}")
     if len(set(options.cameras)) < len(options.cameras):
         raise UserError(f"cameras: got {list(options.cameras)}, allowed: each once")
     refuse_places()
     config = compose_run(of_task)
     spec = make_spec(config, [CameraSpec.square(name, options.image_size) for name in options.cameras])
     mapping = options.unit or read_mapping(Path(str(options.mapping)))
-    episodes, found = joint_episodes(Path(options.source), spec, mapping, options.instruction)
-    most = f"at most {found.largest_mm:.0f} mm and {found.largest_deg:.0f} deg"
-    print(f"actions ask for a tool {found.mean_mm:.1f} mm from the recorded one on average, {most}", file=sys.stderr)
-    if found.beyond_gripper > 0.01:
-        beyond = f"in {found.beyond_gripper:.0%} of the control steps the gripper is opened or closed further than"
-        print(f"{beyond} actions of {spec.robot or spec.task} can ask for", file=sys.stderr)
-    texts = sorted({episode.instruction for episode in episodes} - {*spec.texts, ""})
-    if spec.cameras and spec.texts and texts:
-        cure = 'give instruction="..." here, or task.instruction="..." in training'
-        print(f"the task does not know the instruction {texts[0]!r}: {cure}", file=sys.stderr)
-    if (longest := max(map(len, episodes))) > (limit := spec.max_episode_steps):
-        cure = f"task.max_episode_steps={longest} gives a policy as much time"
-        print(
-            f"an episode has up to {longest} control steps, and the task's time limit is {limit}: {cure}",
-            file=sys.stderr,
-        )
+    episodes, lines = joint_episodes(Path(options.source), spec, mapping, options.instruction)
+    print(*lines, sep="\n")
     return episodes, spec, words_of_environment(of_task, config)
 
 

@@ -10,7 +10,6 @@ law, so what one action cannot reach is left to the next one, as in an episode o
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -28,20 +27,9 @@ from embodied.deployment.robots.base import GRIPPER, joint_names
 from embodied.deployment.robots.mapping import Entry, RobotMapping, Unit, gripper_entry
 
 BEYOND = 0.2  # rad or m; joints that are further beyond their limits are in another unit
+CLIPPED = 0.01  # share of control steps; in more of them the gripper is beyond the task's
 STROKE = 1.2  # how far a gripper may be beyond its ends, as a share of what lies between them
 SOLVED = f"next.{SUCCESS}"
-
-
-class Tracking(NamedTuple):
-    """How well the actions ask for what was recorded, over all control steps."""
-
-    mean_mm: float
-    largest_mm: float
-    """Distance of the tool from the recorded one, at the joint targets of the actions."""
-    largest_deg: float
-    """Angle between the two tools."""
-    beyond_gripper: float
-    """Share of the steps whose gripper is beyond what actions of the task can ask for."""
 
 
 @dataclass(frozen=True)
@@ -82,8 +70,10 @@ def draft_mapping(arm: ArmSpec, names: Sequence[str], unit: Unit) -> RobotMappin
 
 def joint_episodes(
     path: Path, spec: EnvSpec, mapping: RobotMapping | Unit, instruction: str | None = None
-) -> tuple[list[Episode], Tracking]:
-    """Convert a LeRobotDataset of joint positions to episodes of a task, and say how exact its actions are.
+) -> tuple[list[Episode], list[str]]:
+    """Convert a LeRobotDataset of joint positions to episodes of a task.
+
+    Return also lines that say how exact the actions are, and what the task lacks for them.
 
     mapping: names, units and signs of the data set; of a unit, ``draft_mapping``. instruction: of all episodes; None:
     those of the data set. An episode has the success that the data set states, or counts as solved.
@@ -124,8 +114,26 @@ def joint_episodes(
         text = instruction or data.instructions[int(data.instruction_F[rows[0]])]
         episodes.append(Episode(state, action, torch.zeros(len(at_L)), success, text, seen))
         missed.append(missed_L3)
-    mm, deg, beyond = np.concatenate(missed).T
-    return episodes, Tracking(float(mm.mean()), float(mm.max()), float(deg.max()), float(beyond.mean()))
+    return episodes, _told(episodes, np.concatenate(missed), spec)
+
+
+def _told(episodes: Sequence[Episode], missed_L3: Array, spec: EnvSpec) -> list[str]:
+    """Return lines about episodes and what ``imitable`` says of them."""
+    mm, deg, beyond = missed_L3.T
+    most = f"at most {mm.max():.0f} mm and {deg.max():.0f} deg"
+    lines = [f"actions ask for a tool {mm.mean():.1f} mm from the recorded one on average, {most}"]
+    if beyond.mean() > CLIPPED:
+        share = f"in {beyond.mean():.0%} of the control steps"
+        lines.append(f"{share} the gripper is opened or closed further than actions of task {spec.task} can ask for")
+    unknown = sorted({episode.instruction for episode in episodes} - {*spec.texts, ""})
+    if spec.cameras and spec.texts and unknown:
+        cure = 'give instruction="..." here, or task.instruction="..." in training'
+        lines.append(f"the task does not know the instruction {unknown[0]!r}: {cure}")
+    longest, limit = max(map(len, episodes)), spec.max_episode_steps
+    if longest > limit:
+        cure = f"task.max_episode_steps={longest} gives a policy as much time"
+        lines.append(f"an episode has up to {longest} control steps, and the task's time limit is {limit}: {cure}")
+    return lines
 
 
 def times(frames: int, hz: float, dt_s: float) -> tuple[Array, NDArray[np.int64]]:
@@ -159,7 +167,11 @@ def resampled(
 def imitable(
     recording: Recording, spec: EnvSpec, arm: ArmSpec, space: Box, builder: StateBuilder
 ) -> tuple[torch.Tensor, torch.Tensor, Array]:
-    """Return states [L, S] and actions [L, A] of an episode, and what ``Tracking`` is made of, [L, 3]."""
+    """Return states [L, S] and actions [L, A] of an episode, and what its actions miss, [L, 3].
+
+    That is, at the joint targets of each action, the distance of the tool from the recorded one, mm, the angle between
+    them, degrees, and whether the gripper is beyond what actions can ask for.
+    """
     controller, chain = ArmController(arm, space.terms), builder.chain
     names = [*joint_names(arm), *joint_names(arm, "vel"), GRIPPER]
     states, actions, missed = [], [], []
