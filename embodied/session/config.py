@@ -42,7 +42,7 @@ CONFIG_DIR = Path(embodied.__file__).parent / "configs"
 PRETRAINED = "pretrained"  # folder of a run whose policy wraps another library's model
 SHORTHANDS = {"max_staleness": "runtime.max_staleness", "device": "runtime.device", "trace": "runtime.trace"}
 SIM2REAL, RANDOMIZED = "sim2real", "randomization"  # a preset, and its terms in the section ``sim``
-FILES = {"task.robot", "task.robots", "task.scene"}  # words that may name files
+FILES = ("robot", "robots", "scene")  # options of a task that may name files; robots by side
 OF_OTHERS: dict[str, Registry[Any]] = {"task": TASKS, "policy": POLICIES, "algo": ALGORITHMS, "sampler": SAMPLERS}
 """Registries of the groups whose names other distributions may add to; these have no file."""
 DECISIONS = 4  # default of runtime.decisions; with chunks of 4 actions, 16 control steps
@@ -164,7 +164,11 @@ def words_of_environment(words: Mapping[str, Any], config: RunConfig) -> dict[st
     config: what they were composed to.
     """
     kept = {key: value for key, value in words.items() if key != "device"}
-    kept |= {key: getattr(config.task.options, key[5:]) for key in FILES & kept.keys()}
+    for key in kept:
+        section, *path = key.split(".")
+        if section == "task" and path and path[0] in FILES:
+            value = getattr(config.task.options, path[0])
+            kept[key] = value[path[1]] if path[1:] else value
     return {**kept, "task": config.task.title}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import gymnasium
@@ -44,6 +45,17 @@ def written(folder: Path) -> tuple[Path, Path]:
     mjcf.write_text((FOLDER / data["mjcf"]).read_text())
     robot.write_text(yaml.safe_dump(data | {"mjcf": "mine.xml"}))
     return robot, mjcf
+
+
+def test_demonstrations_name_the_files_of_their_robots_from_anywhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    robot, _ = written(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    words = [f"task.robots.{side}={robot.name}" for side in ("left", "right")]
+    assert collect.main(["task=lift_bar", *words, "episodes=2", "noise=0", "out=demos", "num_threads=1"]) == 0
+    recorded = json.loads(Path("demos/meta/recorded_with.json").read_text())
+    assert recorded["task.robots.left"] == recorded["task.robots.right"] == str(robot)
 
 
 def test_a_run_goes_on_with_its_robot_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
