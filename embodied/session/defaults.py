@@ -37,10 +37,8 @@ ON_GPU = {
 }  # fmt: skip
 """Of PPO on our own tasks where a GPU simulates: fewer envs take as long a step (docs/gpu.md)."""
 OF_INIT = ("denoise_steps", "horizon", "execute")  # options of a policy that training starts from
-ROLLOUT, MINIBATCHES = (
-    32,
-    16,
-)  # control steps of a rollout and minibatches of an epoch, of PPO with single actions after init=
+AFTER_INIT = {"runtime.decisions": 32, "algo.num_minibatches": 16}
+"""Of PPO with single actions; chunks of E actions have an E-th, so that a rollout has 32 control steps."""
 BATCH, MINIBATCH, EPOCHS, RATE = 2048, 128, 10, 3e-4
 IMAGE_BATCH, IMAGE_MINIBATCH, IMAGE_EPOCHS, IMAGE_RATE = 1024, 256, 4, 2.5e-4
 HORIZONS = 10  # horizons of the discount in an episode as long as its time limit
@@ -113,7 +111,10 @@ def _compose_own(words: Mapping[str, Any], tell: Callable[[str], None]) -> RunCo
 
 
 def _with_options_of_init(words: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the words with denoise steps and chunks of the policy that training starts from: its weights fit these."""
+    """Return the words with denoise steps and chunks of the policy that training starts from: its weights fit these.
+
+    For PPO with a flow policy also with sizes of rollouts and minibatches that fit the chunks.
+    """
     if words.get("init") is None:
         return dict(words)
     source = read_run(Path(str(words["init"]))).policy.options
@@ -122,8 +123,7 @@ def _with_options_of_init(words: Mapping[str, Any]) -> dict[str, Any]:
     derived = {f"policy.{name}": getattr(source, name) for name in both}
     if (words.get("policy", "flow"), words.get("algo", "ppo")) == ("flow", "ppo"):
         execute = words.get("policy.execute", source.execute)
-        sizes = {"runtime.decisions": ROLLOUT, "algo.num_minibatches": MINIBATCHES}
-        derived |= {key: max(1, number // execute) for key, number in sizes.items()}
+        derived |= {key: max(1, number // execute) for key, number in AFTER_INIT.items()}
     return {**derived, **words}
 
 
