@@ -111,18 +111,19 @@ def _compose_own(words: Mapping[str, Any], tell: Callable[[str], None]) -> RunCo
 
 
 def _with_options_of_init(words: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the words with denoise steps and chunks of the policy that training starts from: its weights fit these.
+    """Return the words with the policy that training starts from, its denoise steps and chunks: its weights fit these.
 
     For PPO with a flow policy also with sizes of rollouts and minibatches that fit the chunks.
     """
     if words.get("init") is None:
         return dict(words)
-    source = read_run(Path(str(words["init"]))).policy.options
-    own = POLICIES[str(words.get("policy", "flow"))].config.__dataclass_fields__
-    both = [name for name in OF_INIT if name in own and hasattr(source, name)]
-    derived = {f"policy.{name}": getattr(source, name) for name in both}
-    if (words.get("policy", "flow"), words.get("algo", "ppo")) == ("flow", "ppo"):
-        execute = words.get("policy.execute", source.execute)
+    source = read_run(Path(str(words["init"]))).policy
+    policy = str(words.get("policy", source.name))
+    own = POLICIES[policy].config.__dataclass_fields__
+    both = [name for name in OF_INIT if name in own and hasattr(source.options, name)]
+    derived = {"policy": policy, **{f"policy.{name}": getattr(source.options, name) for name in both}}
+    if (policy, words.get("algo", "ppo")) == ("flow", "ppo"):
+        execute = words.get("policy.execute", source.options.execute)
         derived |= {key: max(1, number // execute) for key, number in AFTER_INIT.items()}
     return {**derived, **words}
 

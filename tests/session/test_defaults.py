@@ -219,6 +219,17 @@ def test_a_run_that_starts_from_another_has_its_denoise_steps_and_chunks(tmp_pat
     assert chunks({**words, "policy.max_delay": 4, "policy.execute": 4})[:3] == (2, 8, 4)
 
 
+@pytest.mark.parametrize("policy", ["flow", "gaussian"])
+def test_a_run_that_starts_from_another_has_its_policy(policy: str, tmp_path: Path) -> None:
+    """Also on a task of others, which cannot begin a certain episode again."""
+    for task in ("reach", "gym/Pendulum-v1"):
+        before = compose_new({"task": task, "algo": "sft", "policy": policy})
+        (tmp_path / "config.yaml").write_text(to_yaml(before))
+        after = compose_new({"task": task, "init": str(tmp_path)})
+        assert (after.policy.name, after.policy.options.horizon) == (policy, before.policy.options.horizon)
+        assert after.repeat_failures == (0.5 if (policy, task) == ("flow", "reach") else 0.0)
+
+
 def test_a_flow_policy_on_a_task_of_others_has_what_follows_from_the_task() -> None:
     words = {"task": "gym/Pendulum-v1", "policy.execute": 4}
     plain, flow = compose_new(words), compose_new({**words, "policy": "flow"})
