@@ -14,7 +14,8 @@ For a LeRobotDataset, whose episodes become those of a task of ours:
   image_size=64             width and height to which the middle of each image is scaled, pixels
   unit=...                  of the joints: deg (recorded with use_degrees=true), percent (with false: -100 to 100 over
                             their range) or rad
-  mapping=mapping.json      names, units, signs and offsets (embodied.deploy propose_mapping=true), in place of unit
+  mapping=mapping.json      names, units, signs and offsets of the joints, names of cameras; in place of unit
+  propose_mapping=false     write the mapping that unit means to the new file mapping=, to be changed
 
 out is a new LeRobotDataset v3, as embodied.collect writes it.
 Last line of stdout: {"data", "task", "episodes", "frames", "dropped"}.
@@ -34,7 +35,7 @@ from embodied.core.spec import CameraSpec, EnvSpec
 from embodied.core.user_files import refuse_places
 from embodied.deployment.bundle.format import read_bundle
 from embodied.deployment.report import load_episodes
-from embodied.deployment.robots.mapping import read_mapping
+from embodied.deployment.robots.mapping import read_mapping, write_mapping
 from embodied.session.command import run_command
 from embodied.session.config import compose_run, words_of_environment
 from embodied.session.files import check_new_dir
@@ -54,6 +55,7 @@ class ConvertConfig:
     image_size: PositiveInt = 64
     unit: Literal["deg", "rad", "percent"] | None = None
     mapping: str | None = None
+    propose_mapping: bool = False
 
 
 OWN = {field.name for field in fields(ConvertConfig)}
@@ -78,6 +80,8 @@ def convert(argv: Sequence[str]) -> dict[str, Any]:
     if (source / "meta" / "info.json").is_file():
         episodes, spec, recorded = _of_joints(options, of_task)
     elif of_joints := [key for key in words if key in (*of_task, "cameras", "image_size", "unit", "mapping")]:
+        if not source.exists():
+            raise UserError(f"source={source} does not exist")
         raise UserError(f"{of_joints[0]}: only for a LeRobotDataset, and source={source} has no meta/info.json")
     elif not source.is_dir() and source.suffix != ".npz":
         episodes, spec = read_trajectories(source, options.instruction)
@@ -106,7 +110,9 @@ def _of_joints(options: ConvertConfig, of_task: dict[str, Any]) -> "tuple[list[E
         raise missing_key("task")
     if options.bundle is not None:
         raise UserError("bundle: only for the episodes of a deployment, and source is a LeRobotDataset")
-    if (options.unit is None) == (options.mapping is None):
+    if options.propose_mapping and (None in (options.unit, options.mapping) or Path(str(options.mapping)).exists()):
+        raise UserError("propose_mapping=true needs unit=, and mapping=<a new file>")
+    if not options.propose_mapping and (options.unit is None) == (options.mapping is None):
         got = "both unit and mapping" if options.unit else "neither unit nor mapping"
         needed = "unit=deg, rad or percent, or mapping=<file>: LeRobot does not record the unit of joints"
         raise UserError(f"got {got}, needed: {needed}")
@@ -116,8 +122,10 @@ def _of_joints(options: ConvertConfig, of_task: dict[str, Any]) -> "tuple[list[E
     config = compose_run(of_task)
     spec = make_spec(config, [CameraSpec.square(name, options.image_size) for name in options.cameras])
     mapping = options.unit or read_mapping(Path(str(options.mapping)))
-    episodes, lines = joint_episodes(Path(options.source), spec, mapping, options.instruction)
+    episodes, found, lines = joint_episodes(Path(options.source), spec, mapping, options.instruction)
     print(*lines, sep="\n")
+    if options.propose_mapping:
+        write_mapping(Path(str(options.mapping)), found)
     return episodes, spec, words_of_environment(of_task, config)
 
 

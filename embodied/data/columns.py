@@ -164,7 +164,7 @@ def check_actions(action_FA: Tensor, spec: EnvSpec, column: Column, path: Path, 
     where = f"data set {path}: its action"
     if beyond:
         raise Unfit(f"{where} goes beyond -1 to 1, which is all that task {spec.task} allows: {described}")
-    if small:
+    if small and not says_units:
         return [f"{where} uses a small part of -1 to 1, as if it had another unit: {described}"]
     read = "states no unit, so -1 to 1 is read as the whole range. It may be in the environment's own unit"
     return [f"{where} {read}: {described}"] if own else []

@@ -56,7 +56,8 @@ def check_frames(data: Demonstrations, time_F1: Tensor | None, spec: EnvSpec) ->
     cure = "Sample at that rate, or if a robot waited there for its policy, record with schedule=rtc"
     check("time stamps", often, uneven.tolist(), f"frames that are not {dt:g} s before the next", cure)
     check("one frame", False, short.tolist(), "episodes of one frame", "Check where episodes end")
-    check("time limit", False, long.tolist(), f"episodes longer than the time limit of {limit} steps", "Cut them")
+    cure = f"Give task.max_episode_steps={int(lengths.max())}, or cut them"
+    check("time limit", False, long.tolist(), f"episodes longer than the time limit of {limit} steps", cure)
     names, values = (*spec.state_names, *spec.action_names), torch.cat((data.state_FS, data.action_FA), 1)
     still = [names[i] for i in (values == values[:1]).all(0).nonzero()[:, 0]]
     check("constant", False, still, "entries that never vary", "Check that they were recorded")

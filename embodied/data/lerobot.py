@@ -155,6 +155,13 @@ def check_fits(data: Demonstrations, spec: EnvSpec, path: Path, keys: Mapping[st
         hint = f"data_keys.{what}.entries=[...] names those of its entries that are the task's, in the task's order"
         if found < needed:
             hint = f"It needs all of the task's; an environment of your own can have this {what} (docs/simulators.md)"
+            if names and all(name.endswith(".pos") for name in names):
+                hint = "These are joint positions: python -m embodied.convert makes a data set of the task of them"
+            elif names and set(names) < set(expected) and cameras_of(path):
+                seen = ",".join(cameras_of(path))
+                hint = (
+                    f"It is that of a policy with cameras: give policy=gaussian policy.cameras=[{seen}], or another one"
+                )
         if found != needed:
             extra, missing = (", ".join(x for x in a if x not in b) for a, b in ((names, expected), (expected, names)))
             beyond = f". In the data set alone: {extra or 'none'}; in the task alone: {missing or 'none'}"

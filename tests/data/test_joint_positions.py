@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,7 +18,7 @@ from embodied.core.errors import UserError
 from embodied.core.spec import ActionTerm, Box, EnvSpec, Term
 from embodied.data import Demonstrations, Episode, read, write
 from embodied.data.images import center_crop
-from embodied.data.lerobot import read_features
+from embodied.data.lerobot import check_fits, read_features
 from embodied.deployment.robots.mapping import gripper_entry
 from embodied.envs.episodes.sampler import first_episodes
 from embodied.session.config import compose_run
@@ -127,7 +128,7 @@ def test_displacements_of_the_tool_lead_to_the_recorded_targets(recorded: Record
     outcome = run(convert.main, words)
     assert outcome.code == 0, outcome.stderr
     line = next(line for line in outcome.stderr.splitlines() if line.startswith("actions ask for a tool "))
-    average, largest, angle_deg = (float(word) for word in line.split() if word[0].isdigit())
+    average, largest, angle_deg = map(float, re.findall(r"([\d.]+) (?:mm|deg)", line))
     assert average < 2
     assert largest < 15
     assert angle_deg < 25
@@ -274,6 +275,38 @@ def test_numbers_in_other_units_are_refused(
     assert message in outcome.stderr
 
 
+def test_a_draft_of_a_mapping_can_be_changed(recorded: Recorded, tmp_path: Path) -> None:
+    """Its signs and zeros are those of the data set; others lead the tool under the table or past the cube."""
+    file, words = tmp_path / "mapping.json", [f"source={recorded.path}", *TASK, "task.control.mode=joint_delta"]
+    drafted = run(convert.main, [*words, DEG, f"mapping={file}", "propose_mapping=true", f"out={tmp_path / 'a'}"])
+    assert drafted.code == 0, drafted.stderr
+    assert "does not say which episodes" not in drafted.stderr
+    assert "is a unit, a sign or a zero" not in drafted.stderr
+    again = run(convert.main, [*words, f"mapping={file}", f"out={tmp_path / 'b'}"])
+    assert again.code == 0, again.stderr
+    torch.testing.assert_close(read(tmp_path / "a").action_FA, read(tmp_path / "b").action_FA, rtol=0, atol=0)
+    for joint, wrong_entry, line in (
+        ("elbow_flex", {"sign": -1}, "m high, and in"),
+        ("shoulder_pan", {"offset": 0.6}, "the tool comes as near as"),
+    ):
+        mapping = json.loads(file.read_text())
+        mapping["joints"][joint] |= wrong_entry
+        (tmp_path / "wrong.json").write_text(json.dumps(mapping))
+        wrong = run(convert.main, [*words, f"mapping={tmp_path / 'wrong.json'}", f"out={tmp_path / joint}"])
+        (found,) = [told for told in wrong.stderr.splitlines() if line in told]
+        assert "is a unit, a sign or a zero of the joints wrong" in found
+    refused = run(convert.main, [*words, DEG, f"mapping={file}", "propose_mapping=true", f"out={tmp_path / 'c'}"])
+    assert "propose_mapping=true needs unit=, and mapping=<a new file>" in refused.stderr
+
+
+def test_what_does_not_fit_says_what_to_do(recorded: Recorded, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"joint positions: python -m embodied\.convert makes a data set"):
+        check_fits(read(recorded.path), recorded.spec, recorded.path)
+    with_images = converted(recorded.path, tmp_path / "set", "task.control.mode=joint_delta", "cameras=[front]")
+    with pytest.raises(UserError, match=r"of a policy with cameras: give policy=gaussian policy\.cameras=\[front\]"):
+        check_fits(with_images, recorded.spec, tmp_path / "set")
+
+
 def test_names_that_fit_in_part_are_refused(recorded: Recorded) -> None:
     """By their order they would be other joints."""
     arm, names = recorded.spec.arm, recorded.names
@@ -299,5 +332,5 @@ def test_one_name_in_two_columns_is_refused(recorded: Recorded, tmp_path: Path) 
 def test_a_task_is_needed_and_only_for_joints(recorded: Recorded, tmp_path: Path) -> None:
     outcome = run(convert.main, [f"source={recorded.path}", f"out={tmp_path / 'set'}"])
     assert "task is missing" in outcome.stderr
-    outcome = run(convert.main, ["source=x.h5", f"out={tmp_path / 'set'}", "task=lift"])
+    outcome = run(convert.main, [f"source={recorded.path / 'data'}", f"out={tmp_path / 'set'}", "task=lift"])
     assert "task: only for a LeRobotDataset" in outcome.stderr

@@ -27,6 +27,8 @@ from embodied.deployment.robots.base import GRIPPER, joint_names
 from embodied.deployment.robots.mapping import Entry, RobotMapping, Unit, gripper_entry
 
 BEYOND = 0.2  # rad or m; joints that are further beyond their limits are in another unit
+OUTSIDE_M, FAR = 0.02, 0.2  # how far outside of the workspace counts, and in how many control steps it is doubtful
+NEAR_M = 0.06  # how near the tool comes to an object that it moves
 CLIPPED = 0.01  # share of control steps; in more of them the gripper is beyond the task's
 STROKE = 1.2  # how far a gripper may be beyond its ends, as a share of what lies between them
 SOLVED = f"next.{SUCCESS}"
@@ -70,10 +72,10 @@ def draft_mapping(arm: ArmSpec, names: Sequence[str], unit: Unit) -> RobotMappin
 
 def joint_episodes(
     path: Path, spec: EnvSpec, mapping: RobotMapping | Unit, instruction: str | None = None
-) -> tuple[list[Episode], list[str]]:
+) -> tuple[list[Episode], RobotMapping, list[str]]:
     """Convert a LeRobotDataset of joint positions to episodes of a task.
 
-    Return also lines that say how exact the actions are, and what the task lacks for them.
+    Return also the mapping, and lines that say how exact the actions are, and what is doubtful.
 
     mapping: names, units and signs of the data set; of a unit, ``draft_mapping``. instruction: of all episodes; None:
     those of the data set. An episode has the success that the data set states, or counts as solved.
@@ -114,25 +116,66 @@ def joint_episodes(
         text = instruction or data.instructions[int(data.instruction_F[rows[0]])]
         episodes.append(Episode(state, action, torch.zeros(len(at_L)), success, text, seen))
         missed.append(missed_L3)
-    return episodes, _told(episodes, np.concatenate(missed), spec)
+    lines = []
+    if [entry.name for entry in chosen.joints.values()] != joint_names(arm):
+        which = ", ".join(f"{joint} {entry.name}" for joint, entry in chosen.joints.items())
+        lines.append(f"joints of the arm and of the data set: {which}")
+    ends = [chosen.gripper.to_robot(space.offset[-1] + sign * space.scale[-1]) for sign in (-1, 1)]
+    lines += [*_doubts(episodes, missed, spec, ends), *_reach(episodes, spec, arm)]
+    if solved is None:
+        lines.append(f"the data set does not say which episodes were solved: all {len(episodes)} count as solved")
+    if data.control_hz * spec.control_dt_s < 1 - 1e-3:
+        rates = f"recorded at {data.control_hz:g} Hz, and the task runs at {1 / spec.control_dt_s:g}"
+        lines.append(f"{rates}: positions between frames are interpolated, images repeated")
+    return episodes, chosen, lines
 
 
-def _told(episodes: Sequence[Episode], missed_L3: Array, spec: EnvSpec) -> list[str]:
-    """Return lines about episodes and what ``imitable`` says of them."""
-    mm, deg, beyond = missed_L3.T
-    most = f"at most {mm.max():.0f} mm and {deg.max():.0f} deg"
+def _doubts(
+    episodes: Sequence[Episode], missed: Sequence[Array], spec: EnvSpec, gripper_ends: Sequence[float]
+) -> list[str]:
+    """Return lines about episodes and what ``imitable`` says of each.
+
+    gripper_ends: what the task's gripper actions -1 and 1 are in the data set's numbers.
+    """
+    mm, deg, beyond = np.concatenate(missed).T
+    worst = int(np.argmax([missed_L3[:, 0].max() for missed_L3 in missed]))
+    most = f"at most {mm.max():.0f} mm (episode {worst}) and {deg.max():.0f} deg"
     lines = [f"actions ask for a tool {mm.mean():.1f} mm from the recorded one on average, {most}"]
     if beyond.mean() > CLIPPED:
-        share = f"in {beyond.mean():.0%} of the control steps"
-        lines.append(f"{share} the gripper is opened or closed further than actions of task {spec.task} can ask for")
+        low, high = sorted(gripper_ends)
+        allowed = f"the task's, from {low:.0f} to {high:.0f} in the data set's numbers"
+        lines.append(f"in {beyond.mean():.0%} of the control steps the gripper is beyond {allowed}")
     unknown = sorted({episode.instruction for episode in episodes} - {*spec.texts, ""})
     if spec.cameras and spec.texts and unknown:
-        cure = 'give instruction="..." here, or task.instruction="..." in training'
+        cure = f'give instruction="{spec.texts[0]}"' + (", or another one of it" if spec.texts[1:] else "")
         lines.append(f"the task does not know the instruction {unknown[0]!r}: {cure}")
     longest, limit = max(map(len, episodes)), spec.max_episode_steps
     if longest > limit:
         cure = f"task.max_episode_steps={longest} gives a policy as much time"
         lines.append(f"an episode has up to {longest} control steps, and the task's time limit is {limit}: {cure}")
+    return lines
+
+
+def _reach(episodes: Sequence[Episode], spec: EnvSpec, arm: ArmSpec) -> list[str]:
+    """Return lines about where the tool goes: under the table, out of the workspace, or never to an object."""
+    physical = [episode.state_LS.double().numpy() / spec.state_scale for episode in episodes]
+    starts = dict(zip([term.name for term in spec.state], np.cumsum([0, *(t.size for t in spec.state)]), strict=False))
+    terms = {term.name: slice(starts[term.name], starts[term.name] + term.size) for term in spec.state}
+    tool_F3 = np.concatenate([state[:, terms["tcp_pos"]] for state in physical])
+    low_3, high_3 = np.array(arm.workspace_low_m), np.array(arm.workspace_high_m)
+    outside = float(((tool_F3 < low_3 - OUTSIDE_M) | (tool_F3 > high_3 + OUTSIDE_M)).any(1).mean())
+    heights = f"the tool is {tool_F3[:, 2].min():.3f} to {tool_F3[:, 2].max():.3f} m high"
+    lines = [f"{heights}, and in {outside:.0%} of the control steps outside of the task's workspace"]
+    cure = "is a unit, a sign or a zero of the joints wrong, or does the table stand elsewhere?"
+    if tool_F3[:, 2].min() < -OUTSIDE_M / 2 or outside > FAR:
+        lines[0] += f": {cure}"
+    for term in spec.state:
+        if term.difference is not None and term.difference.minus == "tcp_pos":
+            nearest_m = np.median([np.linalg.norm(state[:, terms[term.name]], axis=1).min() for state in physical])
+            near = (
+                f"the tool comes as near as {1e3 * nearest_m:.0f} mm to {term.difference.of} (median of the episodes)"
+            )
+            lines.append(near if nearest_m < NEAR_M else f"{near}: {cure}")
     return lines
 
 
