@@ -25,11 +25,9 @@ from embodied.data.lerobot_meta import read_info
 from embodied.deployment.control.arm import ArmController, StateBuilder
 from embodied.deployment.robots.base import GRIPPER, joint_names
 from embodied.deployment.robots.mapping import Entry, RobotMapping, Unit, gripper_entry
+from embodied.session.deployed.joint_doubts import reach, tracking
 
 BEYOND = 0.2  # rad or m; joints that are further beyond their limits are in another unit
-OUTSIDE_M, FAR = 0.02, 0.2  # how far outside of the workspace counts, and in how many control steps it is doubtful
-NEAR_M = 0.06  # how near the tool comes to an object that it moves
-CLIPPED = 0.01  # share of control steps; in more of them the gripper is beyond the task's
 STROKE = 1.2  # how far a gripper may be beyond its ends, as a share of what lies between them
 SOLVED = f"next.{SUCCESS}"
 
@@ -121,62 +119,13 @@ def joint_episodes(
         which = ", ".join(f"{joint} {entry.name}" for joint, entry in chosen.joints.items())
         lines.append(f"joints of the arm and of the data set: {which}")
     ends = [chosen.gripper.to_robot(space.offset[-1] + sign * space.scale[-1]) for sign in (-1, 1)]
-    lines += [*_doubts(episodes, missed, spec, ends), *_reach(episodes, spec, arm)]
+    lines += [*tracking(episodes, missed, spec, ends), *reach(episodes, spec, arm)]
     if solved is None:
         lines.append(f"the data set does not say which episodes were solved: all {len(episodes)} count as solved")
     if data.control_hz * spec.control_dt_s < 1 - 1e-3:
         rates = f"recorded at {data.control_hz:g} Hz, and the task runs at {1 / spec.control_dt_s:g}"
         lines.append(f"{rates}: positions between frames are interpolated, images repeated")
     return episodes, chosen, lines
-
-
-def _doubts(
-    episodes: Sequence[Episode], missed: Sequence[Array], spec: EnvSpec, gripper_ends: Sequence[float]
-) -> list[str]:
-    """Return lines about episodes and what ``imitable`` says of each.
-
-    gripper_ends: what the task's gripper actions -1 and 1 are in the data set's numbers.
-    """
-    mm, deg, beyond = np.concatenate(missed).T
-    worst = int(np.argmax([missed_L3[:, 0].max() for missed_L3 in missed]))
-    most = f"at most {mm.max():.0f} mm (episode {worst}) and {deg.max():.0f} deg"
-    lines = [f"actions ask for a tool {mm.mean():.1f} mm from the recorded one on average, {most}"]
-    if beyond.mean() > CLIPPED:
-        low, high = sorted(gripper_ends)
-        allowed = f"the task's, from {low:.0f} to {high:.0f} in the data set's numbers"
-        lines.append(f"in {beyond.mean():.0%} of the control steps the gripper is beyond {allowed}")
-    unknown = sorted({episode.instruction for episode in episodes} - {*spec.texts, ""})
-    if spec.cameras and spec.texts and unknown:
-        cure = f'give instruction="{spec.texts[0]}"' + (", or another one of it" if spec.texts[1:] else "")
-        lines.append(f"the task does not know the instruction {unknown[0]!r}: {cure}")
-    longest, limit = max(map(len, episodes)), spec.max_episode_steps
-    if longest > limit:
-        cure = f"task.max_episode_steps={longest} gives a policy as much time"
-        lines.append(f"an episode has up to {longest} control steps, and the task's time limit is {limit}: {cure}")
-    return lines
-
-
-def _reach(episodes: Sequence[Episode], spec: EnvSpec, arm: ArmSpec) -> list[str]:
-    """Return lines about where the tool goes: under the table, out of the workspace, or never to an object."""
-    physical = [episode.state_LS.double().numpy() / spec.state_scale for episode in episodes]
-    starts = dict(zip([term.name for term in spec.state], np.cumsum([0, *(t.size for t in spec.state)]), strict=False))
-    terms = {term.name: slice(starts[term.name], starts[term.name] + term.size) for term in spec.state}
-    tool_F3 = np.concatenate([state[:, terms["tcp_pos"]] for state in physical])
-    low_3, high_3 = np.array(arm.workspace_low_m), np.array(arm.workspace_high_m)
-    outside = float(((tool_F3 < low_3 - OUTSIDE_M) | (tool_F3 > high_3 + OUTSIDE_M)).any(1).mean())
-    heights = f"the tool is {tool_F3[:, 2].min():.3f} to {tool_F3[:, 2].max():.3f} m high"
-    lines = [f"{heights}, and in {outside:.0%} of the control steps outside of the task's workspace"]
-    cure = "is a unit, a sign or a zero of the joints wrong, or does the table stand elsewhere?"
-    if tool_F3[:, 2].min() < -OUTSIDE_M / 2 or outside > FAR:
-        lines[0] += f": {cure}"
-    for term in spec.state:
-        if term.difference is not None and term.difference.minus == "tcp_pos":
-            nearest_m = np.median([np.linalg.norm(state[:, terms[term.name]], axis=1).min() for state in physical])
-            near = (
-                f"the tool comes as near as {1e3 * nearest_m:.0f} mm to {term.difference.of} (median of the episodes)"
-            )
-            lines.append(near if nearest_m < NEAR_M else f"{near}: {cure}")
-    return lines
 
 
 def times(frames: int, hz: float, dt_s: float) -> tuple[Array, NDArray[np.int64]]:
