@@ -99,7 +99,7 @@ def observation_of(pool: MujocoPool, n: int) -> dict[str, float]:
 def test_the_state_of_a_robot_is_that_of_the_simulation() -> None:
     bundle = read_bundle(flow_bundle())
     pool = wandering_pool("pick_place", {})
-    builder = StateBuilder(bundle.arm, bundle.state)
+    builder = StateBuilder(bundle)
     scale = np.array([term.scale for term in bundle.state for _ in range(term.size)])
     obs = pool.observe()["state"].numpy()
     for n in range(6):
@@ -112,8 +112,7 @@ def test_the_state_of_a_robot_is_that_of_the_simulation() -> None:
 
 
 def test_a_missing_or_bad_measurement_is_named() -> None:
-    bundle = read_bundle(flow_bundle())
-    builder = StateBuilder(bundle.arm, bundle.state)
+    builder = StateBuilder(read_bundle(flow_bundle()))
     observation = observation_of(wandering_pool("pick_place", {}), 0)
     with pytest.raises(UserError, match=r"not finite in joint3.vel"):
         builder.state(observation | {"joint3.vel": float("nan")}, 0.04)

@@ -1,6 +1,6 @@
 """Between a robot and a policy, in physical units: observation ─► state, action ─► position targets. numpy only."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,7 +9,8 @@ from numpy.typing import NDArray
 
 from embodied.core.arm import ArmLaw, Array, Chain, ToolPose
 from embodied.core.errors import UserError
-from embodied.core.spec import ActionTerm, ArmSpec, CameraSpec, Term
+from embodied.core.spec import ActionTerm, ArmSpec, EnvSpec
+from embodied.deployment.bundle.description import Bundle
 from embodied.deployment.robots.base import GRIPPER, Observation, Unusable, age, joint_names, number
 
 
@@ -36,9 +37,11 @@ class StateBuilder:
     Measured terms are read, those of kinematics are computed from the joints, differences from other terms.
     """
 
-    def __init__(self, arm: ArmSpec, terms: Sequence[Term], cameras: Sequence[CameraSpec] = ()) -> None:
-        """Raise UserError if there is a term that nothing here can provide."""
-        self.arm, self.terms, self.cameras, self.chain = arm, terms, cameras, Chain(arm)
+    def __init__(self, described: Bundle | EnvSpec) -> None:
+        """Raise UserError if there is a term that nothing here can provide. described: it has an arm."""
+        arm, terms = described.arm, described.state
+        assert arm is not None
+        self.arm, self.terms, self.cameras, self.chain = arm, terms, described.cameras, Chain(arm)
         self._positions, self._velocities = joint_names(arm), joint_names(arm, "vel")
         own = {"joint_pos", "joint_vel", "joint_target", "fingers", "finger_target", "tcp_pos", "tcp_vel"}
         names = own | {term.name for term in terms}

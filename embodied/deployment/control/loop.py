@@ -55,10 +55,7 @@ class ControlLoop:
             schedule, bundle.horizon, bundle.execute if execute is None else execute, bundle.action_dim,
             bundle.control_dt_s, bundle.max_delay,
         )  # fmt: skip
-        self.controller, self.builder = (
-            ArmController(bundle.arm, bundle.action),
-            StateBuilder(bundle.arm, bundle.state, bundle.cameras),
-        )
+        self.controller, self.builder = ArmController(bundle.arm, bundle.action), StateBuilder(bundle)
         self.inputs, self.record = InputSpec(bundle), EpisodeRecord()
         """Record of the last episode."""
         self.episodes, self.commanded = 0, (*joint_names(bundle.arm), GRIPPER)

@@ -128,7 +128,7 @@ def propose(bundle: Bundle, robot: Driver) -> RobotMapping:
     name = grippers[0] if grippers else GRIPPER
     ours = "finger" in name or (name in now and 0 < number(now, name) <= 1.05 * arm.gripper.max_position_m)
     gripper = Entry(name, arm.gripper.position_unit) if ours else gripper_entry(arm, name)
-    lacking = [name for name in StateBuilder(arm, bundle.state).external_names if name not in observed]
+    lacking = [name for name in StateBuilder(bundle).external_names if name not in observed]
     places = {name: name.replace("[", "_pos[") for name in lacking}
     external = {ours: theirs for ours, theirs in places.items() if theirs in observed}
     return RobotMapping(robot.name, joints, gripper, external)

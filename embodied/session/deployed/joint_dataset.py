@@ -91,7 +91,7 @@ def joint_episodes(
         names or [str(i) for i in range(values.shape[1])]
         for names, values in ((data.state_names, data.state_FS), (data.action_names, data.action_FA))
     )
-    builder = StateBuilder(arm, spec.state, spec.cameras)
+    builder = StateBuilder(spec)
     try:
         chosen = draft_mapping(arm, action_names, mapping) if isinstance(mapping, str) else mapping
         chosen.check(arm)
