@@ -35,7 +35,7 @@ from embodied.core.spec import CameraSpec, EnvSpec
 from embodied.core.user_files import refuse_places
 from embodied.deployment.bundle.format import read_bundle
 from embodied.deployment.report import load_episodes
-from embodied.deployment.robots.mapping import read_mapping, write_mapping
+from embodied.deployment.robots.mapping import RobotMapping, read_mapping, write_mapping
 from embodied.session.command import run_command
 from embodied.session.config import compose_run, words_of_environment
 from embodied.session.files import check_new_dir
@@ -77,9 +77,12 @@ def convert(argv: Sequence[str]) -> dict[str, Any]:
     from embodied.session.deployed.robot_dataset import episodes_of
 
     recorded: dict[str, Any] | None = None
+    mapping: RobotMapping | None = None
     if (source / "meta" / "info.json").is_file():
-        episodes, spec, recorded = _of_joints(options, of_task)
-    elif of_joints := [key for key in words if key in (*of_task, "cameras", "image_size", "unit", "mapping")]:
+        episodes, spec, recorded, mapping = _of_joints(options, of_task)
+    elif of_joints := [
+        key for key in words if key in (*of_task, "cameras", "image_size", "unit", "mapping", "propose_mapping")
+    ]:
         if not source.exists():
             raise UserError(f"source={source} does not exist")
         raise UserError(f"{of_joints[0]}: only for a LeRobotDataset, and source={source} has no meta/info.json")
@@ -95,14 +98,18 @@ def convert(argv: Sequence[str]) -> dict[str, Any]:
         none = f"none of its {len(episodes)} episodes ends solved, or says so"
         raise UserError(f"source={source}: {none}; keep_failures=true keeps all")
     write(out, kept, spec, recorded)
+    if mapping is not None and options.propose_mapping:
+        write_mapping(Path(str(options.mapping)), mapping)
     return {
         "data": str(out), "task": spec.task, "episodes": len(kept), "frames": sum(map(len, kept)),
         "dropped": len(episodes) - len(kept),
     }  # fmt: skip
 
 
-def _of_joints(options: ConvertConfig, of_task: dict[str, Any]) -> "tuple[list[Episode], EnvSpec, dict[str, Any]]":
-    """Return the episodes of a LeRobotDataset, the task's spec, and the words that build its environment."""
+def _of_joints(
+    options: ConvertConfig, of_task: dict[str, Any]
+) -> "tuple[list[Episode], EnvSpec, dict[str, Any], RobotMapping]":
+    """Return the episodes of a LeRobotDataset, the task's spec, words that build its environment, and the mapping."""
     from embodied.session.deployed.joint_dataset import joint_episodes
     from embodied.session.factories import make_spec
 
@@ -124,9 +131,7 @@ def _of_joints(options: ConvertConfig, of_task: dict[str, Any]) -> "tuple[list[E
     mapping = options.unit or read_mapping(Path(str(options.mapping)))
     episodes, found, lines = joint_episodes(Path(options.source), spec, mapping, options.instruction)
     print(*lines, sep="\n")
-    if options.propose_mapping:
-        write_mapping(Path(str(options.mapping)), found)
-    return episodes, spec, words_of_environment(of_task, config)
+    return episodes, spec, words_of_environment(of_task, config), found
 
 
 main = partial(run_command, convert, __doc__, first="source")

@@ -157,7 +157,7 @@ def check_fits(data: Demonstrations, spec: EnvSpec, path: Path, keys: Mapping[st
             hint = f"It needs all of the task's; an environment of your own can have this {what} (docs/simulators.md)"
             if names and all(name.endswith(".pos") for name in names):
                 hint = "These are joint positions: python -m embodied.convert makes a data set of the task of them"
-            elif names and set(names) < set(expected) and cameras_of(path):
+            elif what == "state" and not spec.cameras and set(names) < set(expected) and cameras_of(path):
                 seen = ",".join(cameras_of(path))
                 hint = (
                     f"It is that of a policy with cameras: give policy=gaussian policy.cameras=[{seen}], or another one"

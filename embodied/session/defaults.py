@@ -36,9 +36,12 @@ ON_GPU = {
     "repeat_failures": 0.0,
 }  # fmt: skip
 """Of PPO on our own tasks where a GPU simulates: fewer envs take as long a step (docs/gpu.md)."""
-OF_INIT = ("denoise_steps", "horizon", "execute")  # options of a policy that training starts from
-AFTER_INIT = {"runtime.decisions": 32, "algo.num_minibatches": 16}
-"""Of PPO with single actions; chunks of E actions have an E-th, so that a rollout has 32 control steps."""
+TAKEN_FROM_INIT = ("denoise_steps", "horizon", "execute", "cameras", "image_size")  # options of its policy
+SIZES_AFTER_INIT = {
+    "flow": {"runtime.decisions": 32, "algo.num_minibatches": 16},
+    "dsrl": {"runtime.decisions": 16},
+}
+"""Of PPO with single actions, by policy; with chunks of E actions an E-th, so that a rollout has as many steps."""
 BATCH, MINIBATCH, EPOCHS, RATE = 2048, 128, 10, 3e-4
 IMAGE_BATCH, IMAGE_MINIBATCH, IMAGE_EPOCHS, IMAGE_RATE = 1024, 256, 4, 2.5e-4
 HORIZONS = 10  # horizons of the discount in an episode as long as its time limit
@@ -111,20 +114,22 @@ def _compose_own(words: Mapping[str, Any], tell: Callable[[str], None]) -> RunCo
 
 
 def _with_options_of_init(words: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the words with the policy that training starts from, its denoise steps and chunks: its weights fit these.
+    """Return the words with the policy that training starts from, and those of its options that its weights fit.
 
-    For PPO with a flow policy also with sizes of rollouts and minibatches that fit the chunks.
+    For PPO also with sizes of rollouts and minibatches that fit its chunks.
     """
     if words.get("init") is None:
         return dict(words)
     source = read_run(Path(str(words["init"]))).policy
     policy = str(words.get("policy", source.name))
     own = POLICIES[policy].config.__dataclass_fields__
-    both = [name for name in OF_INIT if name in own and hasattr(source.options, name)]
-    derived = {"policy": policy, **{f"policy.{name}": getattr(source.options, name) for name in both}}
-    if (policy, words.get("algo", "ppo")) == ("flow", "ppo"):
-        execute = words.get("policy.execute", source.options.execute)
-        derived |= {key: max(1, number // execute) for key, number in AFTER_INIT.items()}
+    both = [name for name in TAKEN_FROM_INIT if name in own and hasattr(source.options, name)]
+    options = {f"policy.{name}": getattr(source.options, name) for name in both}
+    derived = {"policy": policy} | {key: list(x) if isinstance(x, tuple) else x for key, x in options.items()}
+    execute = words.get("policy.execute", source.options.execute)
+    if words.get("algo", "ppo") == "ppo" and isinstance(execute, int) and execute > 0:
+        sizes = SIZES_AFTER_INIT.get(policy, {})
+        derived |= {key: max(1, number // execute) for key, number in sizes.items()}
     return {**derived, **words}
 
 

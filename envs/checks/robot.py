@@ -20,7 +20,7 @@ from embodied.envs.mujoco.pool import MujocoPool
 from embodied.envs.mujoco.randomization.randomizer import members
 from embodied.envs.mujoco.robots.described import DescribedArm
 from embodied.envs.mujoco.robots.gripper_description import GripperDescription
-from embodied.envs.mujoco.robots.home import TILT_DEG, stuck
+from embodied.envs.mujoco.robots.home import TILT_DEG
 from embodied.envs.mujoco.robots.jaws import measure_jaws
 from embodied.envs.tasks.base import Task, distance
 
@@ -59,8 +59,8 @@ def check_robot(pool: VecEnv, note: Callable[[str], None] = print) -> Iterator[R
     }  # fmt: skip
     if hasattr(task, "half_width_m"):
         checks["gap"] = lambda: _gap(pool, robot)
-    checks |= {"still": lambda: _still(pool, robots)}
-    if not stuck(robot):  # one with few joints, whose actions displace them
+    if robot.config.mode == "ee_delta":
+        checks |= {"still": lambda: _still(pool, robots)}
         checks |= {"hold": lambda: _hold(pool, robot)} if task.held_object else {}
         checks |= {"expert": lambda: _expert(pool, robot)} if type(task).expert is not Task.expert else {}
     for name, check in checks.items():

@@ -313,8 +313,9 @@ def test_names_that_fit_in_part_are_refused(recorded: Recorded) -> None:
     assert arm is not None
     assert draft_mapping(arm, [f"my_{name}" for name in names], "deg").joints["elbow_flex"].name == "my_elbow_flex.pos"
     assert draft_mapping(arm, [*"abcde", "gripper"], "deg").joints["elbow_flex"].name == "c"
+    swapped = [f"{letter}_{names[0]}" for letter in "ab"]
     both = [f"{side}_{name}" for side in ("left", "right") for name in names]
-    for wrong in (["base.pos", *names[1:]], both, names[:-1], [*"abcdef", "gripper"]):
+    for wrong in (["base.pos", *names[1:]], both, names[:-1], [*"abcdef", "gripper"], [*swapped, *names[2:]]):
         with pytest.raises(UserError, match="and one gripper"):
             draft_mapping(arm, wrong, "deg")
 

@@ -219,6 +219,27 @@ def test_a_run_that_starts_from_another_has_its_denoise_steps_and_chunks(tmp_pat
     assert chunks({**words, "policy.max_delay": 4, "policy.execute": 4})[:3] == (2, 8, 4)
 
 
+def test_a_run_that_starts_from_another_has_its_cameras_and_refuses_an_impossible_chunk(tmp_path: Path) -> None:
+    words = {"task": "lift", "policy": "gaussian", "policy.cameras": ["front"], "policy.image_size": 48}
+    (tmp_path / "config.yaml").write_text(to_yaml(compose_new({**words, "algo": "sft"})))
+    options = compose_new({"task": "lift", "init": str(tmp_path)}).policy.options
+    assert (options.cameras, options.image_size) == (("front",), 48)
+    for wrong in (0, "abc"):
+        with pytest.raises(UserError, match=r"policy\.execute: got"):
+            compose_new({"task": "lift", "init": str(tmp_path), "policy.execute": wrong})
+
+
+@pytest.mark.parametrize(("policy", "steps"), [("flow", 32), ("dsrl", 16)])
+def test_rollouts_after_imitation_have_as_many_control_steps_whatever_the_chunk(
+    policy: str, steps: int, tmp_path: Path
+) -> None:
+    for execute in (1, 2, 4):
+        words = {"task": "lift", "algo": "sft", "policy.horizon": execute, "policy.execute": execute}
+        (tmp_path / "config.yaml").write_text(to_yaml(compose_new(words)))
+        config = compose_new({"task": "lift", "init": str(tmp_path), "policy": policy})
+        assert config.runtime.decisions * execute == steps
+
+
 @pytest.mark.parametrize("policy", ["flow", "gaussian"])
 def test_a_run_that_starts_from_another_has_its_policy(policy: str, tmp_path: Path) -> None:
     """Also on a task of others, which cannot begin a certain episode again."""

@@ -57,7 +57,8 @@ def draft_mapping(arm: ArmSpec, names: Sequence[str], unit: Unit) -> RobotMappin
     positions = [name for name in names if name not in grippers]
     alike = [[name for name in positions if name.endswith(f"{joint.name}.pos")] for joint in arm.joints]
     found = [name for names_of_joint in alike for name in names_of_joint] or positions
-    if len(found) != len(arm.joints) or len(grippers) != 1:
+    matched = [len(names_of_joint) for names_of_joint in alike]
+    if len(found) != len(arm.joints) or len({*matched}) != 1 or len(grippers) != 1:
         needed = f"needed: {', '.join(joint_names(arm))} and one gripper"
         raise UserError(f"its action has {', '.join(names)}; {needed}. mapping=<file> says which entry is which")
     joints = {}

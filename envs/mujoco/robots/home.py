@@ -77,12 +77,6 @@ def _turned_back(file: RobotFile, turn_deg: float, yaw_deg: float) -> str:
     return f"write tool.quat: [{', '.join(f'{x:.7g}' for x in quat.round(7) + 0.0)}], or change home"
 
 
-def stuck(robot: GripperDescription) -> str:
-    """Return along which of x, y, z and yaw the arm cannot move its tool alone at home; empty if it can along all."""
-    _, mat, jacobian_6J = Chain(robot.kinematics).tool(robot.home_qpos)
-    return stuck_along(mat, jacobian_6J, robot.config.orientation == "free", robot.config.rotation)
-
-
 def stuck_along(mat_33: np.ndarray, jacobian_6J: np.ndarray, free: bool, rotation: bool) -> str:
     """Return the first of x, y, z and yaw that joints cannot move the tool along alone; empty if there is none.
 
