@@ -35,13 +35,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from embodied.core.config import PRESETS, nest, parse_overrides
+from embodied.core.config import PRESETS, parse_overrides
 from embodied.core.device import CPU
 from embodied.core.env import VecEnv
 from embodied.core.episodes import PlanList
-from embodied.core.errors import UserError, one_line, unknown_name
+from embodied.core.errors import UserError, one_line
 from embodied.core.execution import obs_to, timestep_to
-from embodied.core.options import FractionBelow1, NonNegativeInt, PositiveInt, Seed, config_dataclass, from_mapping
+from embodied.core.options import FractionBelow1, NonNegativeInt, PositiveInt, Seed, config_dataclass
 from embodied.core.seeds import Purpose, first_env_seed
 from embodied.core.spec import SUCCESS, TRAIN, Box, CameraSpec, EnvSpec
 from embodied.core.types import Obs
@@ -51,7 +51,7 @@ from embodied.data.lerobot import DISTURBANCE, PLAN
 from embodied.envs.episodes.sampler import first_episodes
 from embodied.report.progress import duration
 from embodied.runtime import threads
-from embodied.session.command import run_command
+from embodied.session.command import run_command, split_words
 from embodied.session.config import RunConfig, compose_run, words_of_environment
 from embodied.session.factories import make_env, make_spec
 from embodied.session.files import check_new_dir
@@ -80,15 +80,9 @@ class CollectConfig:
 def collect(argv: Sequence[str]) -> dict[str, Any]:
     """Record and write a data set; return the command's result. UserError for bad input, with nothing written."""
     began = time.monotonic()
-    overrides = parse_overrides(argv)
-    own = {field.name for field in fields(CollectConfig)}
-    others = ("task", "sim", "device", PRESETS)
-    for key in overrides:
-        if key not in own and key.partition(".")[0] not in others:
-            raise unknown_name("key", key, {*own, *others})
-    options = from_mapping(CollectConfig, nest({key: value for key, value in overrides.items() if key in own}))
+    options, words = split_words(parse_overrides(argv), CollectConfig, ("task", "sim", "device", PRESETS))
     refuse_places()
-    config = compose_run({key: value for key, value in overrides.items() if key not in own})
+    config = compose_run(words)
     out = Path(options.out)
     check_new_dir(out)
     num_threads = options.num_threads or threads.available_cores()
@@ -117,7 +111,7 @@ def collect(argv: Sequence[str]) -> dict[str, Any]:
         tried += env.num_envs
         print(f"{len(kept)} of {options.episodes} episodes, {duration(time.monotonic() - began)}", file=sys.stderr)
     env.close()
-    write(out, kept, spec, words_of_environment({k: v for k, v in overrides.items() if k not in own}, config))
+    write(out, kept, spec, words_of_environment(words, config))
     return {
         "data": str(out), "task": spec.task, "episodes": len(kept), "frames": sum(map(len, kept)), "tried": tried,
         "solved": solved, "success_rate": solved / tried, "wall_s": round(time.monotonic() - began, 3),

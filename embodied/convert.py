@@ -23,20 +23,19 @@ Last line of stdout: {"data", "task", "episodes", "frames", "dropped"}.
 
 import sys
 from collections.abc import Sequence
-from dataclasses import fields
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from embodied.core.config import PRESETS, nest, parse_overrides
-from embodied.core.errors import UserError, missing_key, unknown_name
-from embodied.core.options import PositiveInt, config_dataclass, from_mapping
+from embodied.core.config import PRESETS, parse_overrides
+from embodied.core.errors import UserError, missing_key
+from embodied.core.options import PositiveInt, config_dataclass
 from embodied.core.spec import CameraSpec, EnvSpec
 from embodied.core.user_files import refuse_places
 from embodied.deployment.bundle.format import read_bundle
 from embodied.deployment.report import load_episodes
 from embodied.deployment.robots.mapping import RobotMapping, read_mapping, write_mapping
-from embodied.session.command import run_command
+from embodied.session.command import run_command, split_words
 from embodied.session.config import compose_run, words_of_environment
 from embodied.session.files import check_new_dir
 
@@ -58,18 +57,10 @@ class ConvertConfig:
     propose_mapping: bool = False
 
 
-OWN = {field.name for field in fields(ConvertConfig)}
-OF_TASK = ("task", "sim", PRESETS)
-
-
 def convert(argv: Sequence[str]) -> dict[str, Any]:
     """Read and write; return the command's result. UserError for bad input, with nothing written."""
     words = parse_overrides(argv)
-    for key in words:
-        if key not in OWN and key.partition(".")[0] not in OF_TASK:
-            raise unknown_name("key", key, {*OWN, *OF_TASK})
-    options = from_mapping(ConvertConfig, nest({key: value for key, value in words.items() if key in OWN}))
-    of_task = {key: value for key, value in words.items() if key not in OWN}
+    options, of_task = split_words(words, ConvertConfig, ("task", "sim", PRESETS))
     source, out = Path(options.source), Path(options.out)
     check_new_dir(out)
     from embodied.data import write  # these import torch

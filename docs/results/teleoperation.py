@@ -13,7 +13,6 @@ import json
 import sys
 from pathlib import Path
 
-import numpy as np
 import torch
 
 from embodied.core.config import parse_overrides
@@ -21,6 +20,7 @@ from embodied.core.episodes import PlanList
 from embodied.core.seeds import Purpose, first_env_seed
 from embodied.core.spec import SUCCESS, ActionTerm, Box, EnvSpec, Term
 from embodied.data import Episode, write
+from embodied.deployment.control.arm import StateBuilder
 from embodied.deployment.robots.mapping import gripper_entry
 from embodied.envs.episodes.sampler import first_episodes
 from embodied.session.config import compose_run
@@ -33,13 +33,8 @@ def record(task: str, robot: str, episodes: int, seed: int, hz: float, out: Path
     config = compose_run({"task": task, "task.robot": robot, "task.control_dt_s": 1 / hz})
     env = make_env(config, episodes, 1)
     spec, arm, grip = env.spec, env.arm, gripper_entry(env.spec.arm, "gripper.pos")
-    first = np.cumsum([0, *(term.size for term in spec.state)])
-    places = [
-        i
-        for term, start in zip(spec.state, first, strict=False)
-        for i in range(start, start + term.size)
-        if term.source == "external" and term.difference is None
-    ]
+    external_names = StateBuilder(spec).external_names
+    places = [spec.state_names.index(name) for name in external_names]
     scale = torch.from_numpy(spec.state_scale)
 
     def numbers(joints: torch.Tensor, finger: torch.Tensor) -> torch.Tensor:
@@ -66,7 +61,7 @@ def record(task: str, robot: str, episodes: int, seed: int, hz: float, out: Path
     write(out, kept, described)
     info = json.loads((out / "meta" / "info.json").read_text(encoding="utf-8"))
     info["features"]["observation.state"]["names"] = names
-    info["features"][EXTERNAL]["names"] = [spec.state_names[i] for i in places]
+    info["features"][EXTERNAL]["names"] = external_names
     (out / "meta" / "info.json").write_text(json.dumps(info, indent=4), encoding="utf-8")
     (out / "meta" / "units.json").unlink()  # LeRobot states no units
     print(f"{len(kept)} of {episodes} episodes were solved")

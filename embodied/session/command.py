@@ -18,20 +18,25 @@ import stat
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout, suppress
+from dataclasses import fields
 from functools import wraps
 from pathlib import Path
 from types import FrameType
-from typing import Any, get_type_hints
+from typing import TYPE_CHECKING, Any, TypeVar, get_type_hints
 
 import embodied
 from embodied.core.process.interrupts import INTERRUPTED, raise_on_interrupt
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG)
 """Errors of a disk; other errors of files are bugs."""
 UNREAD = 141
 """Exit code of a command with a broken pipe: 128 + SIGPIPE, as shells show it for other programs."""
+Options = TypeVar("Options", bound="DataclassInstance")
 Handler = Callable[[int, FrameType | None], None]
 Work = Callable[[Any], dict[str, Any]]
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -96,6 +101,26 @@ def run_command(
             os.dup2(nowhere, number)
         os.close(nowhere)
         return UNREAD
+
+
+def split_words(
+    words: Mapping[str, Any], options: type[Options], others: Collection[str]
+) -> tuple[Options, dict[str, Any]]:
+    """Return a command's options, and its other words, which configure a run.
+
+    options: a ``config_dataclass``. others: how the other keys may begin, before a dot. UserError for an unknown key,
+    and for a bad option.
+    """
+    from embodied.core.config import nest
+    from embodied.core.errors import unknown_name
+    from embodied.core.options import from_mapping
+
+    own = {field.name for field in fields(options)}
+    for key in words:
+        if key not in own and key.partition(".")[0] not in others:
+            raise unknown_name("key", key, {*own, *others})
+    given = from_mapping(options, nest({key: value for key, value in words.items() if key in own}))
+    return given, {key: value for key, value in words.items() if key not in own}
 
 
 def command(first: str | None = None) -> Callable[[Work], Callable[..., int]]:

@@ -19,6 +19,7 @@ from embodied.core.spec import ActionTerm, Box, EnvSpec, Term
 from embodied.data import Demonstrations, Episode, read, write
 from embodied.data.images import center_crop
 from embodied.data.lerobot import check_fits, read_features
+from embodied.deployment.control.arm import StateBuilder
 from embodied.deployment.robots.mapping import gripper_entry
 from embodied.envs.episodes.sampler import first_episodes
 from embodied.session.config import compose_run
@@ -88,15 +89,11 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Recorded:
     names = [f"{joint.name}.pos" for joint in arm.joints] + ["gripper.pos"]
     path = tmp_path_factory.mktemp("joints") / "teleop"
     state_NLS = torch.stack(states[:-1], 1)
-    places = [i for term, i in zip(spec.state, starts(spec), strict=True) for i in range(i, i + term.size)
-              if term.source == "external" and term.difference is None]  # fmt: skip
-    external = [spec.state_names[i] for i in places], [*(state_NLS / torch.from_numpy(spec.state_scale))[..., places]]
+    external_names = StateBuilder(spec).external_names
+    places = [spec.state_names.index(name) for name in external_names]
+    external = external_names, [*(state_NLS / torch.from_numpy(spec.state_scale))[..., places]]
     as_lerobot(path, names, [*np.stack(positions, 1)], [*np.stack(targets, 1)], {EXTERNAL: external})
     return Recorded(path, names, state_NLS.flatten(0, 1), torch.stack(actions, 1).flatten(0, 1), spec)
-
-
-def starts(spec: EnvSpec) -> list[int]:
-    return np.cumsum([0, *(term.size for term in spec.state)])[:-1].tolist()
 
 
 def converted(source: Path, out: Path, *words: str) -> Demonstrations:

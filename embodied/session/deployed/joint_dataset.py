@@ -28,7 +28,7 @@ from embodied.deployment.robots.mapping import Entry, RobotMapping, Unit, grippe
 from embodied.session.deployed.joint_doubts import reach, tracking
 
 BEYOND = 0.2  # rad or m; joints that are further beyond their limits are in another unit
-STROKE = 1.2  # how far a gripper may be beyond its ends, as a share of what lies between them
+STROKE = 0.2  # how far a gripper may be beyond its ends, as a share of what lies between them
 SOLVED = f"next.{SUCCESS}"
 
 
@@ -209,11 +209,10 @@ def _in_our_units(
     entries = [mapping.joints[joint.name] for joint in arm.joints] + [mapping.gripper]
     ends = [(joint.low - BEYOND, joint.high + BEYOND) for joint in arm.joints]
     closed, open = mapping.gripper.zero, arm.gripper.max_position_m
-    slack = (STROKE - 1) * (open - closed)
+    slack = STROKE * (open - closed)
+    ends.append((min(closed, arm.gripper.closed_m) - slack, open + slack))
     columns = []
-    for entry, (low, high) in zip(
-        entries, [*ends, (min(closed, arm.gripper.closed_m) - slack, open + slack)], strict=True
-    ):
+    for entry, (low, high) in zip(entries, ends, strict=True):
         theirs_F = values_FD[:, names.index(entry.name)].double().numpy()
         ours_F = entry.factor * theirs_F + entry.zero
         read_as = f"{column}: {entry.name} from {theirs_F.min():.4g} to {theirs_F.max():.4g} {entry.unit}"

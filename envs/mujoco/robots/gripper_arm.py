@@ -205,10 +205,7 @@ class AttachedArm(GripperState):
         object. Targets are computed for all N: selecting rows first costs more than it saves.
         """
         arm, gripper = self.parts.arm, self.parts.gripper
-        measured = self.commanded() if self.from_target else measured
-        qpos_JN = self.qpos[:, arm.qpos].T if measured is None else measured.joint_pos_JN.numpy()
-        move_MN = (action_NA[:, :-1] * self.move_scale).T
-        target = self.law.joint_targets(move_MN, qpos_JN, lambda: self._tool(measured)).T
+        target = self._targets_of(self.law, (action_NA[:, :-1] * self.move_scale).T, measured)[0].T
         if self.encoder_offset_NJ is not None:  # the robot's own controller reads the same encoders
             target -= self.encoder_offset_NJ.numpy()
         rows = slice(None) if ids is None else ids
@@ -221,10 +218,16 @@ class AttachedArm(GripperState):
         self.ctrl[at(rows, arm.ctrl)], self.ctrl[at(rows, gripper.ctrl)] = target[rows], fingers[rows]
 
     def joint_moves(self, move_NM: Tensor) -> Tensor:
-        pose = self.commanded() if self.from_target else None
-        qpos_JN = self.qpos[:, self.parts.arm.qpos].T if pose is None else pose.joint_pos_JN.numpy()
-        target_JN = self.tool_law.joint_targets(move_NM.numpy().T, qpos_JN, lambda: self._tool(pose))
+        target_JN, qpos_JN = self._targets_of(self.tool_law, move_NM.numpy().T, None)
         return torch.from_numpy(target_JN - qpos_JN).T
+
+    def _targets_of(
+        self, law: ArmLaw, move_MN: np.ndarray, measured: Measurement | None
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Return the joint targets [J, N] of a law, and the joint positions that displacements are relative to."""
+        measured = self.commanded() if self.from_target else measured
+        qpos_JN = self.qpos[:, self.parts.arm.qpos].T if measured is None else measured.joint_pos_JN.numpy()
+        return law.joint_targets(move_MN, qpos_JN, lambda: self._tool(measured)), qpos_JN
 
     def _tool(self, measured: Measurement | None) -> ToolPose:
         if measured is None:
@@ -266,11 +269,7 @@ class DeviceArm(GripperState):
     def apply(self, action_NA: Tensor, measured: Measurement | None = None) -> None:
         """Write the actuator targets for actions [N, A] in [-1, 1]; see ``AttachedArm.apply``."""
         action, arm = action_NA.double(), self.parts.arm
-        measured = self.commanded() if self.from_target else measured
-        move_MN = (action[:, :-1] * self.move_scale_M).T
-        qpos_JN = self.joint_pos.double().T if measured is None else measured.joint_pos_JN
-        tool = self._tool if measured is None else partial(tool_pose, measured)
-        target = self.law.joint_targets(move_MN, qpos_JN, tool).T
+        target = self._targets_of(self.law, (action[:, :-1] * self.move_scale_M).T, measured)[0].T
         if self.encoder_offset_NJ is not None:
             target = target - self.encoder_offset_NJ
         if self.wanted_NJ is not None:
@@ -283,11 +282,15 @@ class DeviceArm(GripperState):
         self.ctrl[:, self.parts.gripper.ctrl] += step
 
     def joint_moves(self, move_NM: Tensor) -> Tensor:
-        pose = self.commanded() if self.from_target else None
-        qpos_JN = self.joint_pos.double().T if pose is None else pose.joint_pos_JN
-        tool = self._tool if pose is None else partial(tool_pose, pose)
-        target_JN: Tensor = self.tool_law.joint_targets(move_NM.T, qpos_JN, tool)
+        target_JN, qpos_JN = self._targets_of(self.tool_law, move_NM.T, None)
         return (target_JN - qpos_JN).T
+
+    def _targets_of(self, law: ArmLaw, move_MN: Tensor, measured: Measurement | None) -> tuple[Tensor, Tensor]:
+        """See ``AttachedArm._targets_of``."""
+        measured = self.commanded() if self.from_target else measured
+        qpos_JN = self.joint_pos.double().T if measured is None else measured.joint_pos_JN
+        tool = self._tool if measured is None else partial(tool_pose, measured)
+        return law.joint_targets(move_MN, qpos_JN, tool), qpos_JN
 
     def _tensor(self, numbers: object) -> Tensor:
         return torch.as_tensor(np.asarray(numbers), dtype=torch.float64, device=self._qpos.device)
