@@ -135,13 +135,12 @@ def _with_options_of_init(words: Mapping[str, Any]) -> dict[str, Any]:
 
 def _with_chunks(words: Mapping[str, Any]) -> dict[str, Any]:
     """Return the words with what belongs to chunks, if a new flow policy is told to plan some."""
-    learns = words.get("policy", "flow"), words.get("init"), words.get("algo", "ppo")
-    given = [words[size] for size in SIZES if size in words]
-    new = learns[:2] == ("flow", None) and learns[2] in ("ppo", "sft")
+    algo, given = words.get("algo", "ppo"), [words[size] for size in SIZES if size in words]
+    new = (words.get("policy", "flow"), words.get("init")) == ("flow", None) and algo in ("ppo", "sft")
     if not new or not given or not all(isinstance(number, int) for number in given):
         return dict(words)
     horizon = words.get("policy.horizon", max(CHUNK, *given))
-    execute, chunks = min(CHUNK, horizon), OF_CHUNKS if learns[2] == "ppo" and horizon > 1 else {}
+    execute, chunks = min(CHUNK, horizon), OF_CHUNKS if algo == "ppo" and horizon > 1 else {}
     return {"policy.horizon": horizon, "policy.execute": execute, **chunks, **words}
 
 
