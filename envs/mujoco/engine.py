@@ -1,4 +1,4 @@
-"""Work that the engine can leave out: timers, compensated gravity of an arm, data that every simulation keeps."""
+"""Work that the engine can leave out: timers, compensated gravity of an arm, data that simulations keep or clear."""
 
 import ctypes
 import sys
@@ -9,6 +9,8 @@ from functools import cache
 import mujoco
 import numpy as np
 from mujoco.batch import Batch
+
+BEGINS_WITH = ("qpos0", "body_pos", "body_quat", "eq_active0")  # fields of the model that a reset reads
 
 
 @cache
@@ -60,6 +62,21 @@ class Weights:
     def _present(self, name: str, ids: np.ndarray) -> np.ndarray:
         values: np.ndarray | None = self.batch.expanded(name)
         return np.asarray(getattr(self.batch.model, name)) if values is None else values[ids]
+
+
+class Beginning:
+    """The state of simulations that begin: writing it is many times as fast as a reset, which clears all data."""
+
+    def __init__(self, batch: Batch) -> None:
+        self.batch = batch
+        self.state_S: np.ndarray = batch.state[0].copy()
+
+    def restore(self, ids: np.ndarray) -> None:
+        """Write it to simulations ``ids`` [n]. Nothing is computed."""
+        if self.batch.persistent or any(self.batch.expanded(name) is not None for name in BEGINS_WITH):
+            self.batch.reset(ids, stage=int(mujoco.mjtStage.mjSTAGE_NONE))
+        else:
+            self.batch.state[ids] = self.state_S
 
 
 def needs_own_data(model: mujoco.MjModel) -> bool:

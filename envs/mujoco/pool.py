@@ -28,7 +28,7 @@ from embodied.core.types import Obs
 from embodied.envs.base.episodic import Advance, EpisodicEnv
 from embodied.envs.episodes.seeding import EpisodeRng
 from embodied.envs.mujoco.config import SimConfig
-from embodied.envs.mujoco.engine import Weights, last_stage, needs_own_data, stop_timers, take_gravity
+from embodied.envs.mujoco.engine import Beginning, Weights, last_stage, needs_own_data, stop_timers, take_gravity
 from embodied.envs.mujoco.randomization.non_model import NonModelRandomization, prepare
 from embodied.envs.mujoco.randomization.randomizer import Fields, Randomizer
 from embodied.envs.mujoco.view import View
@@ -79,6 +79,7 @@ class MujocoPool(EpisodicEnv):
         stop_timers()
         gravity_3 = take_gravity(self.model)
         self.batch = Batch(self.model, num_envs, num_threads, needs_own_data(self.model))
+        self.beginning = Beginning(self.batch)
         self.stage = last_stage(self.model)
         self.weights = Weights(self.batch, gravity_3)
         self._builder = Builder(can_fork=self.batch.nthread == 1)
@@ -105,7 +106,7 @@ class MujocoPool(EpisodicEnv):
         rng = EpisodeRng(plans.seed_n, plans.number_n)
         self.randomizer.apply(ids, rng)
         self._rng = EpisodeRng(self.plans.seed_n, self.plans.number_n)
-        self.batch.reset(ids, stage=int(mujoco.mjtStage.mjSTAGE_NONE))
+        self.beginning.restore(ids)
         held = plans.stage_n == 1
         self.arm.reset(ids, self.task.robot.start_qpos(rng, held))
         rows = torch.from_numpy(ids)

@@ -142,3 +142,18 @@ def test_timers_run_only_where_asked() -> None:
         mujoco.mj_step(model, timed)
     mujoco.mj_step(model, silent)
     assert silent.timer[0].duration == 0 < timed.timer[0].duration
+
+
+@pytest.mark.parametrize("moved", [False, True], ids=["one model", "places of bodies that differ"])
+def test_the_state_of_a_new_simulation_is_that_of_a_reset(moved: bool) -> None:
+    env = pool("pick_place", 4, 5)
+    if moved:  # a reset puts mocap bodies, such as the tray, where the model of the simulation has them
+        env.batch.expand("body_pos")[:, env.model.body("tray").id, 0] += np.arange(4)
+    for plan in actions([0, 1, 2, 3], 3, 4).unbind(1):
+        env.step(plan)
+    ids = np.array([1, 3])
+    env.beginning.restore(ids)
+    restored = env.batch.state.copy()
+    env.batch.reset(ids, stage=int(mujoco.mjtStage.mjSTAGE_NONE))
+    assert np.array_equal(env.batch.state, restored)
+    assert (np.ptp(env.batch.bind("mocap_pos")[ids], axis=0) > 0).any() == moved
