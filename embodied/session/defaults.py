@@ -38,7 +38,7 @@ ON_GPU = {
 """Of PPO on our own tasks where a GPU simulates: fewer envs take as long a step (docs/gpu.md)."""
 TAKEN_FROM_INIT = ("denoise_steps", "horizon", "execute", "cameras", "image_size")  # options of its policy
 SIZES_AFTER_INIT = {
-    "flow": {"runtime.decisions": 32, "algo.num_minibatches": 16},
+    **dict.fromkeys(("flow", "vla_tiny"), {"runtime.decisions": 32, "algo.num_minibatches": 16}),
     "dsrl": {"runtime.decisions": 16},
 }
 """Of PPO with single actions, by policy; with chunks of E actions an E-th, so that a rollout has as many steps."""

@@ -96,7 +96,7 @@ class GroundingTrainer(SupervisedTrainer):
         pool = factories.make_env(self.config, VALIDATION_SCENES, threads.available_cores(), self.run_dir)
         seed = first_env_seed(Purpose.VALIDATION_SCENES, self.config.runtime.eval_seed)
         sampler = UniformSampler(pool.spec, UniformConfig(), SamplerSetup(VALIDATION_SCENES, seed))
-        scenes = render_scenes(LabeledPool(pool, sampler), self.policy.execute, seed)
+        scenes = render_scenes(LabeledPool(pool, sampler), seed)
         frames = list(islice(scenes, FRAMES_PER_SCENE))
         pool.close()
         return {key: torch.cat([frame[key] for frame in frames]) for key in frames[0]}

@@ -15,11 +15,12 @@ FRAMES_PER_SCENE = 10  # observations of a scene before the next one starts
 RANDOM_SHARE = 0.2  # fraction of random decisions, so that images also show states off the expert's path
 
 
-def render_scenes(env: LabeledPool, steps: int, seed: int) -> Iterator[Obs]:
-    """Yield labelled observations of all envs, [N, ...]: FRAMES_PER_SCENE of a scene, ``steps`` control steps apart.
+def render_scenes(env: LabeledPool, seed: int) -> Iterator[Obs]:
+    """Yield labelled observations of all envs, [N, ...]: FRAMES_PER_SCENE of a scene, spread over half of its time limit.
 
     seed: of random actions.
     """
+    steps = max(1, env.spec.max_episode_steps // (2 * FRAMES_PER_SCENE))
     random = np.random.default_rng(seed)  # torch would use 32 bits of the seed
     while True:
         yield env.next_scene()

@@ -131,5 +131,5 @@ class SupervisedTrainer(Trainer):
         pool = factories.make_env(self.config, self.config.num_envs, threads.available_cores(), self.run_dir)
         self.opened.callback(pool.close)
         sampler = factories.make_sampler(self.config, pool.spec, pool.num_envs, seed)
-        scenes = render_scenes(LabeledPool(pool, sampler, masks=masks), self.policy.execute, seed)
+        scenes = render_scenes(LabeledPool(pool, sampler, masks=masks), seed)
         return SceneDataset(map(keep, scenes), capacity=capacity, reuse=reuse)

@@ -17,7 +17,7 @@ from embodied.trainers.scenes import FRAMES_PER_SCENE, render_scenes
 
 
 def scenes_of(env: MujocoPool, seed: int) -> Iterator[Obs]:
-    return render_scenes(LabeledPool(env, make_sampler(env, seed)), steps=4, seed=seed)
+    return render_scenes(LabeledPool(env, make_sampler(env, seed)), seed=seed)
 
 
 def test_masks_show_what_the_instruction_names() -> None:

@@ -16,7 +16,7 @@ STEPS, ENVS = 4, 16
 
 def test_the_expert_gets_hold_of_what_is_named_before_the_next_scene() -> None:
     env = make_pool("tabletop", {}, num_envs=ENVS, cameras=[CameraSpec.square(name, 16) for name in ("front", "wrist")])
-    scenes = render_scenes(LabeledPool(env, make_sampler(env, 3)), STEPS, seed=3)
+    scenes = render_scenes(LabeledPool(env, make_sampler(env, 3)), seed=3)
     frames, held = [], []
     for _ in range(FRAMES_PER_SCENE + 1):
         frames.append(next(scenes))
@@ -38,7 +38,7 @@ def test_without_masks_the_same_scenes_are_seen() -> None:
         env = make_pool(
             "tabletop", {}, num_envs=ENVS, cameras=[CameraSpec.square(name, 16) for name in ("front", "wrist")]
         )
-        scenes = render_scenes(LabeledPool(env, make_sampler(env, 3), masks=masks), STEPS, seed=3)
+        scenes = render_scenes(LabeledPool(env, make_sampler(env, 3), masks=masks), seed=3)
         frames = [next(scenes) for _ in range(3)]
         env.close()
         return frames
@@ -53,7 +53,7 @@ def test_without_masks_the_same_scenes_are_seen() -> None:
 class CountingEnv:
     """Two envs whose observation is how often they have acted: a LabeledPool without a simulator."""
 
-    spec = EnvSpec.of_sizes("count", state=1, action=1)
+    spec = EnvSpec.of_sizes("count", state=1, action=1, max_episode_steps=2 * FRAMES_PER_SCENE * STEPS)
     num_envs = 2
 
     def __init__(self) -> None:
@@ -83,7 +83,7 @@ def state_alone(obs: Obs) -> Obs:
 
 def test_frames_are_rendered_as_they_are_needed() -> None:
     env = CountingEnv()
-    data = SceneDataset(map(state_alone, render_scenes(env, STEPS, seed=0)), capacity=1000, reuse=2.0)
+    data = SceneDataset(map(state_alone, render_scenes(env, seed=0)), capacity=1000, reuse=2.0)
     assert (data.added, env.scenes) == (FRAMES_PER_SCENE * 2, 1)
     assert data.rows("state")["state"].flatten().tolist()[::2] == list(range(0, FRAMES_PER_SCENE * STEPS, STEPS))
     generator = torch.Generator().manual_seed(0)
@@ -96,7 +96,7 @@ def test_frames_are_rendered_as_they_are_needed() -> None:
 
 
 def test_the_newest_observations_are_kept() -> None:
-    scenes = map(state_alone, render_scenes(CountingEnv(), STEPS, seed=0))
+    scenes = map(state_alone, render_scenes(CountingEnv(), seed=0))
     data = SceneDataset(scenes, capacity=5, reuse=1000.0)
     for first in (0, 3):
         data.add({"state": torch.arange(first, first + 3.0)[:, None]})
