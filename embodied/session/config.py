@@ -39,6 +39,7 @@ from embodied.runtime.registry import RUNTIMES
 from embodied.session.files import CHANGEABLE, CONFIG_FILE, read_sections
 
 CONFIG_DIR = Path(embodied.__file__).parent / "configs"
+ASSETS = "embodied/assets/"  # runs below it are found wherever this package is installed
 PRETRAINED = "pretrained"  # folder of a run whose policy wraps another library's model
 SHORTHANDS = {"max_staleness": "runtime.max_staleness", "device": "runtime.device", "trace": "runtime.trace"}
 SIM2REAL, RANDOMIZED = "sim2real", "randomization"  # a preset, and its terms in the section ``sim``
@@ -300,8 +301,11 @@ def to_yaml(config: RunConfig) -> str:
 
 
 def expand(overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """Replace the short names of keys and of tasks by the full ones."""
+    """Replace the short names of keys and of tasks by the full ones, and find a run that is part of this package."""
     expanded = {SHORTHANDS.get(key, key): value for key, value in overrides.items()}
+    init = str(expanded.get("init", ""))
+    if init.startswith(ASSETS) and not Path(init).exists():
+        expanded["init"] = str(CONFIG_DIR.parent.parent / init)
     if "task" in expanded:
         task = str(expanded["task"]).removeprefix(f"{DEFAULT_FAMILY}/")  # tasks of ours have a short name
         expanded["task"] = user_files.absolute(task)

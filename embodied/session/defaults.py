@@ -30,6 +30,8 @@ OF_CHUNKS = {"policy.sigma_init": 0.25, "runtime.decisions": 8, "algo.epochs": 5
 """Of a flow policy from scratch that is told to plan chunks of actions."""
 SOLVED = 0.99  # success at which training ends
 SIZES = ("policy.horizon", "policy.execute")
+PLANS_CHUNKS = {("flow", "ppo"), ("flow", "sft"), ("vla_tiny", "sft"), ("vla_tiny", "grounding")}
+"""Policy and algorithm of new runs where one of ``SIZES`` alone says the other."""
 ON_GPU = {
     "num_envs": 4096, "runtime.decisions": 4, "algo.epochs": 5,
     "algo.num_minibatches": 4, "algo.max_learning_rate": 1e-2, "algo.desired_kl": 0.03, "cut_after_success": 0,
@@ -38,7 +40,8 @@ ON_GPU = {
 """Of PPO on our own tasks where a GPU simulates: fewer envs take as long a step (docs/gpu.md)."""
 TAKEN_FROM_INIT = ("denoise_steps", "horizon", "execute", "cameras", "image_size")  # options of its policy
 SIZES_AFTER_INIT = {
-    **dict.fromkeys(("flow", "vla_tiny"), {"runtime.decisions": 32, "algo.num_minibatches": 16}),
+    "flow": {"runtime.decisions": 32, "algo.num_minibatches": 16},
+    "vla_tiny": {"runtime.decisions": 32, "algo.num_minibatches": 16},
     "dsrl": {"runtime.decisions": 16},
 }
 """Of PPO with single actions, by policy; with chunks of E actions an E-th, so that a rollout has as many steps."""
@@ -135,12 +138,12 @@ def _with_options_of_init(words: Mapping[str, Any]) -> dict[str, Any]:
 
 def _with_chunks(words: Mapping[str, Any]) -> dict[str, Any]:
     """Return the words with what belongs to chunks, if a new flow policy is told to plan some."""
-    algo, given = words.get("algo", "ppo"), [words[size] for size in SIZES if size in words]
-    new = (words.get("policy", "flow"), words.get("init")) == ("flow", None) and algo in ("ppo", "sft")
+    kind, given = (words.get("policy", "flow"), words.get("algo", "ppo")), [words[x] for x in SIZES if x in words]
+    new = words.get("init") is None and kind in PLANS_CHUNKS
     if not new or not given or not all(isinstance(number, int) for number in given):
         return dict(words)
     horizon = words.get("policy.horizon", max(CHUNK, *given))
-    execute, chunks = min(CHUNK, horizon), OF_CHUNKS if algo == "ppo" and horizon > 1 else {}
+    execute, chunks = min(CHUNK, horizon), OF_CHUNKS if kind == ("flow", "ppo") and horizon > 1 else {}
     return {"policy.horizon": horizon, "policy.execute": execute, **chunks, **words}
 
 

@@ -16,7 +16,7 @@ RANDOM_SHARE = 0.2  # fraction of random decisions, so that images also show sta
 
 
 def render_scenes(env: LabeledPool, seed: int) -> Iterator[Obs]:
-    """Yield labelled observations of all envs, [N, ...]: FRAMES_PER_SCENE of a scene, spread over half of its time limit.
+    """Yield labelled observations of all envs, [N, ...]: FRAMES_PER_SCENE of a scene, over half of its time limit.
 
     seed: of random actions.
     """

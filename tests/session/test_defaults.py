@@ -229,14 +229,16 @@ def test_a_run_that_starts_from_another_has_its_cameras_and_refuses_an_impossibl
             compose_new({"task": "lift", "init": str(tmp_path), "policy.execute": wrong})
 
 
-@pytest.mark.parametrize(("policy", "steps"), [("flow", 32), ("dsrl", 16)])
+@pytest.mark.parametrize(
+    ("policy", "imitated", "steps"), [("flow", "flow", 32), ("dsrl", "flow", 16), ("vla_tiny", "vla_tiny", 32)]
+)
 def test_rollouts_after_imitation_have_as_many_control_steps_whatever_the_chunk(
-    policy: str, steps: int, tmp_path: Path
+    policy: str, imitated: str, steps: int, tmp_path: Path
 ) -> None:
     for execute in (1, 2, 4):
-        words = {"task": "lift", "algo": "sft", "policy.horizon": execute, "policy.execute": execute}
-        (tmp_path / "config.yaml").write_text(to_yaml(compose_new(words)))
-        config = compose_new({"task": "lift", "init": str(tmp_path), "policy": policy})
+        words = {"task": "tabletop", "algo": "sft", "policy.horizon": execute, "policy.execute": execute}
+        (tmp_path / "config.yaml").write_text(to_yaml(compose_new({**words, "policy": imitated})))
+        config = compose_new({"task": "tabletop", "init": str(tmp_path), "policy": policy})
         assert config.runtime.decisions * execute == steps
 
 
@@ -273,6 +275,11 @@ def test_flow_ends_no_episode_at_a_success_that_the_task_does_not_report() -> No
 
 
 def test_imitation_has_chunks_of_two_actions_unless_others_are_chosen() -> None:
+    for algo in ("grounding", "sft"):
+        sees = {"task": "tabletop", "policy": "vla_tiny", "algo": algo}
+        assert [chunks({**sees, **own})[1:3] for own in ({}, {"policy.horizon": 8}, {"policy.execute": 3})] == [
+            (2, 2), (8, 4), (4, 3)
+        ]  # fmt: skip
     assert chunks({"algo": "sft"})[:3] == (4, 2, 2)
     assert chunks({"algo": "sft", "policy.horizon": 8})[:3] == (4, 8, 4)
     assert chunks({"algo": "sft", "policy.execute": 1})[:3] == (4, 4, 1)
