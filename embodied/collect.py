@@ -43,7 +43,7 @@ from embodied.core.errors import UserError, one_line
 from embodied.core.execution import obs_to, timestep_to
 from embodied.core.options import FractionBelow1, NonNegativeInt, PositiveInt, Seed, config_dataclass
 from embodied.core.seeds import Purpose, first_env_seed
-from embodied.core.spec import SUCCESS, TRAIN, Box, CameraSpec, EnvSpec
+from embodied.core.spec import SUCCESS, TRAIN, Box, CameraSpec, EnvSpec, slices_of
 from embodied.core.types import Obs
 from embodied.core.user_files import refuse_places
 from embodied.data import Episode, write
@@ -155,9 +155,7 @@ def import_expert(name: str) -> Expert:
 
 def ask(expert: Expert, env: VecEnv, obs: Obs) -> Tensor:
     """Return the actions of an expert of the user, [N, A], clipped to [-1, 1]. UserError for another shape, or NaN."""
-    terms = env.spec.state
-    split = obs["state"].split([term.size for term in terms], 1)
-    parts = {term.name: part for term, part in zip(terms, split, strict=True)}
+    parts = {name: obs["state"][:, columns] for name, columns in slices_of(env.spec.state).items()}
     action_NA = torch.as_tensor(expert(parts), dtype=torch.float32)
     shape = (env.num_envs, env.spec.action_dim)
     if action_NA.shape != shape or action_NA.isnan().any():

@@ -38,7 +38,7 @@ from embodied.core.errors import UserError, one_line, unknown_name
 from embodied.core.options import Positive, PositiveInt, Seed, config_dataclass, from_mapping
 from embodied.core.spec import Box, Discrete, EnvSpec, MultiDiscrete
 from embodied.core.user_files import refuse_places
-from embodied.envs import SamplerSetup, UniformConfig
+from embodied.envs import make_sampler
 from embodied.envs.registry import DEFAULT_FAMILY, FAMILIES, TASKS, split_name
 from embodied.session.command import Failed, run_command
 from embodied.session.config import SHORTHANDS, compose_run
@@ -139,13 +139,12 @@ def draw(make: Callable[[int], Any], path: Path) -> None:
     """Write a picture of four moments of an episode, of the scripted expert if there is one; else actions are zero."""
     from embodied.data.images import encode_png
     from embodied.envs.base.actions import random_actions
-    from embodied.envs.episodes.sampler import UniformSampler
     from embodied.report.video import grid
 
     with closing(make(1)) as env:
         if env.film is None:
             raise UserError(f"picture: {env.spec.task} cannot be rendered")
-        env.reset(UniformSampler(env.spec, UniformConfig(), SamplerSetup(1)))
+        env.reset(make_sampler(env))
         zero = 0 * random_actions(env.spec.action, 1, 1, 0)
         act = env.expert or zero.clone
         try:

@@ -17,9 +17,8 @@ from typing import Any
 import torch
 
 from embodied.algos.ppo import PPO
-from embodied.benchmarks.gpu import observed
+from embodied.benchmarks.gpu import random_fragment
 from embodied.benchmarks.measure import Report, in_turns, paired, timed
-from embodied.core.episodes import EpisodeStats
 from embodied.core.types import Fragment
 from embodied.report.metrics import write_json
 from embodied.runtime import threads
@@ -33,7 +32,10 @@ CASES: dict[str, dict[str, Any]] = {
         "task": "lift", "policy": "gaussian", "policy.actor_hidden": [256, 256], "policy.critic_hidden": [256, 256],
         "num_envs": 64, "runtime.decisions": 64, "algo.num_minibatches": 4, "algo.epochs": 5,
     },
-    "vla_tiny": {"task": "tabletop", "policy": "vla_tiny", "init": "a run of imitation", "algo.critic_warmup": 0},
+    "vla_tiny": {
+        "task": "tabletop", "policy": "vla_tiny", "policy.horizon": 4, "policy.execute": 4, "runtime.decisions": 8,
+        "init": "a run of imitation", "algo.critic_warmup": 0,
+    },
 }  # fmt: skip
 
 
@@ -42,19 +44,7 @@ def make(words: dict[str, Any], compiled: bool) -> tuple[PPO, Fragment]:
     config = compose_run(words)
     torch.manual_seed(0)
     policy = make_policy(config, make_spec(config)).eval()
-    shape = T, N = config.runtime.decisions, config.num_envs
-    with torch.no_grad():
-        obs = policy.precompute(observed(policy, N, torch.device("cpu")))
-        sample = policy.act(obs, torch.randn(N, *policy.noise_shape))
-    fragment = Fragment(
-        obs={key: value.expand(T, *value.shape) for key, value in obs.items()},
-        chain=sample.chain.expand(T, *sample.chain.shape),
-        log_prob_TN=sample.log_prob_N.expand(shape), value_TN=sample.value_N.expand(shape),
-        reward_TNE=torch.randn(T, N, policy.execute), num_steps_TN=torch.full(shape, policy.execute),
-        terminated_TN=torch.zeros(shape).bool(), truncated_TN=torch.zeros(shape).bool(),
-        final_value_TN=torch.zeros(shape), bootstrap_value_N=torch.zeros(N),
-        version_TN=torch.zeros(shape).long(), episodes=EpisodeStats.concatenate([]),
-    )  # fmt: skip
+    fragment = random_fragment(policy, config.runtime.decisions, config.num_envs, torch.device("cpu"))
     algorithm = PPO(policy, config.algo.options, seed=0, device=torch.device("cpu"))
     if compiled:
         algorithm.loss = torch.compile(algorithm.loss)  # type: ignore[method-assign]
@@ -65,7 +55,7 @@ def measure() -> Report:
     report = Report("compiled updates")
     for name, words in CASES.items():
         made = {kind: make(words, kind == "compiled") for kind in ("plain", "compiled")}
-        updates = {kind: partial(timed, partial(algo.update, [part], 1)) for kind, (algo, part) in made.items()}
+        updates = {kind: partial(timed, partial(algo.update, [part], 0)) for kind, (algo, part) in made.items()}
         first_s = updates["compiled"]()
         seconds = in_turns(updates, ROUNDS)
         for kind, values in seconds.items():

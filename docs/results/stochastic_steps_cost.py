@@ -19,10 +19,9 @@ from typing import Any
 import torch
 
 from embodied.algos.ppo import PPO
+from embodied.benchmarks.gpu import observed, random_fragment
 from embodied.benchmarks.measure import Report, in_turns, paired, timed
-from embodied.core.episodes import EpisodeStats
 from embodied.core.spec import EnvSpec, Instruction
-from embodied.core.types import Fragment, Obs
 from embodied.policies import POLICIES
 from embodied.policies.vla.policy import VLAPolicy
 from embodied.report.metrics import write_json
@@ -35,6 +34,7 @@ INSTRUCTIONS = tuple(
 )  # fmt: skip
 RECIPE = {"task": "tabletop", "policy": "vla_tiny", "init": "a run of imitation"}
 ACTED, DECISIONS, ENVS, ROUNDS = 64, 8, 16, 5
+CPU = torch.device("cpu")
 MODES: dict[str, dict[str, Any]] = {
     "one": {"stochastic_steps": "one"},
     "last": {"stochastic_steps": "last"},
@@ -57,42 +57,6 @@ def make_policy(**options: Any) -> VLAPolicy:
     return policy
 
 
-def observe(policy: VLAPolicy, num: int) -> Obs:
-    """Draw random observations of ``num`` envs."""
-    generator = torch.Generator().manual_seed(0)
-    obs = {
-        f"images.{camera.name}": torch.randint(
-            0, 256, (num, camera.height, camera.width, 3), generator=generator, dtype=torch.uint8
-        )
-        for camera in policy.spec.cameras
-    }
-    return obs | {
-        "state": torch.randn(num, policy.spec.state_dim, generator=generator),
-        "privileged": torch.randn(num, policy.spec.privileged_dim, generator=generator),
-        "instruction": torch.randint(0, len(INSTRUCTIONS), (num,), generator=generator),
-    }
-
-
-def fragment_of(policy: VLAPolicy, rows: Obs) -> Fragment:
-    """Return a fragment of the policy's decisions on ``rows`` [DECISIONS * ENVS, ...], with random rewards."""
-    shape, generator = (DECISIONS, ENVS), torch.Generator().manual_seed(0)
-    sample = policy.act(rows, torch.randn(DECISIONS * ENVS, *policy.noise_shape, generator=generator))
-    return Fragment(
-        obs={key: value.unflatten(0, shape) for key, value in rows.items()},
-        chain=sample.chain.unflatten(0, shape),
-        log_prob_TN=sample.log_prob_N.view(shape),
-        value_TN=sample.value_N.view(shape),
-        reward_TNE=torch.randn(*shape, policy.execute, generator=generator),
-        num_steps_TN=torch.full(shape, policy.execute),
-        terminated_TN=torch.zeros(shape, dtype=torch.bool),
-        truncated_TN=torch.zeros(shape, dtype=torch.bool),
-        final_value_TN=torch.zeros(shape),
-        bootstrap_value_N=torch.zeros(shape[1]),
-        version_TN=torch.zeros(shape, dtype=torch.int64),
-        episodes=EpisodeStats.concatenate([]),
-    )
-
-
 def measure() -> Report:
     report = Report("stochastic steps")
     recipe = compose_run(RECIPE)
@@ -102,13 +66,13 @@ def measure() -> Report:
         acts, updates = {}, {}
         for name, options in MODES.items():
             policy = make_policy(denoise_steps=k, **options)
-            obs = observe(policy, ACTED)
+            obs = observed(policy, ACTED, CPU)
             noise = torch.randn(ACTED, *policy.noise_shape, generator=torch.Generator().manual_seed(0))
             acts[name] = partial(timed, partial(policy.act, obs, noise))
-            rows = policy.precompute(observe(policy, DECISIONS * ENVS))
-            fragment = fragment_of(policy, rows)
-            algorithm = PPO(policy, config, seed=0, device=torch.device("cpu"))
-            updates[name] = partial(timed, partial(algorithm.update, [fragment], 1))
+            algorithm = PPO(policy, config, seed=0, device=CPU)
+            updates[name] = partial(
+                timed, partial(algorithm.update, [random_fragment(policy, DECISIONS, ENVS, CPU)], 0)
+            )
         settings = {"denoise_steps": k, "exploration": "flow_sde", "rounds": ROUNDS, "threads": 1}
         for part, measures, decisions in (("act", acts, ACTED), ("update", updates, DECISIONS * ENVS)):
             results = in_turns(measures, ROUNDS)

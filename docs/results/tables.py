@@ -61,6 +61,11 @@ def minutes(found: list[dict[str, Any]]) -> str:
     return listed([record["wall_s"] / 60 for record in found])
 
 
+def steps_to(record: dict[str, Any], success: float) -> int:
+    """Control steps before the first evaluation that showed a success. ValueError if none did."""
+    return min(e["env_steps"] for e in record["during_training"].values() if e["success_at_end"] >= success)
+
+
 def minutes_to(record: dict[str, Any], success: float) -> float:
     """Wall-clock of training when an evaluation first showed so much success; infinite if none did."""
     steps, seconds = record["curve"]["env_steps"], record["curve"]["wall_s"]
@@ -113,10 +118,9 @@ def other_arms() -> None:
     ):  # fmt: skip
         for task in ("lift", "pick_place", "push"):
             (run,) = records(pattern.format(task))
-            good = [e["env_steps"] for e in run["during_training"].values() if e["success_at_end"] >= 0.9]
-            first = f"{min(good) / 1e6:.2f}" if good else "never"
+            first = steps_to(run, 0.9)
             once = f"{100 * run['other_1000_episodes']['success_once']:.1f}%"
-            row(arm, f"`{task}`", f"{run['env_steps'] / 1e6:.2f}", first, success(run), once)
+            row(arm, f"`{task}`", f"{run['env_steps'] / 1e6:.2f}", f"{first / 1e6:.2f}", success(run), once)
     print()
 
 
@@ -129,9 +133,7 @@ def repeated_starts() -> None:
     for task in ("pick_place", "lift", "push"):
         before, now = [run for run in earlier if run["task"] == task], records(f"learning/{task}-flow-[0-9].json")
         first = [next(at for at, rate in run["evaluations [env steps, success]"] if rate >= 0.9) for run in before]
-        found = [
-            min(e["env_steps"] for e in run["during_training"].values() if e["success_at_end"] >= 0.9) for run in now
-        ]
+        found = [steps_to(run, 0.9) for run in now]
         to_90 = (", ".join(f"{steps / 1e6:.2f}" for steps in each) for each in (first, found))
         rates = [100 * run["success of 1,000 other episodes"] for run in before], percents(now)
         row(f"`{task}`", *to_90, minutes(before), minutes(now), *map(listed, rates))
@@ -160,9 +162,7 @@ def chunks_of_two() -> None:
         before = [run for run in earlier if run["task"] == task]
         sft, rl = records(f"imitation/{task}-[0-9]-sft.json"), records(f"imitation/{task}-[0-9]-rl.json")
         first = [next(at for at, rate in run["evaluations [env steps, success]"] if rate >= 0.9) for run in before]
-        found = [
-            min(e["env_steps"] for e in run["during_training"].values() if e["success_at_end"] >= 0.9) for run in rl
-        ]
+        found = [steps_to(run, 0.9) for run in rl]
         to_90 = (", ".join(f"{steps / 1e6:.2f}" for steps in each) for each in (first, found))
         of_four = ([100 * run[key] for run in before] for key in (IMITATED, "after RL, 1,000 episodes"))
         rates = zip(map(listed, of_four), map(listed, (percents(sft), percents(rl))), strict=True)

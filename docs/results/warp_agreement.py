@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from embodied.benchmarks.measure import in_turns, machine, paired, timed
-from embodied.core.spec import Term
+from embodied.core.spec import Term, slices_of
 from embodied.envs import FAMILIES, make_pool, make_sampler
 from embodied.envs.mujoco.pool import MujocoPool
 from embodied.envs.mujoco.warp.pool import WarpConfig, WarpPool
@@ -66,8 +66,7 @@ def agreement(task: str) -> dict[str, Any]:
 
 def by_term(values: Tensor, terms: tuple[Term, ...]) -> dict[str, Tensor]:
     """Return the columns of each term, in its units."""
-    parts = values.split([term.size for term in terms], -1)
-    return {term.name: part / term.scale for term, part in zip(terms, parts, strict=True)}
+    return {term.name: values[..., slices_of(terms)[term.name]] / term.scale for term in terms}
 
 
 def speed(task: str) -> dict[str, float]:

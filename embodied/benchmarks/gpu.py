@@ -202,6 +202,27 @@ def observed(policy: Any, rows: int, device: torch.device) -> Obs:
     return obs_to(obs | {"instruction": torch.arange(rows) % len(spec.instructions)}, device)
 
 
+@torch.no_grad()
+def random_fragment(policy: Any, steps: int, num_envs: int, device: torch.device) -> Fragment:
+    """Return decisions on random observations, the same ones in every step: an update costs the same."""
+    obs = observed(policy, num_envs, device)
+    obs = policy.precompute(obs) if policy.precompute_in_actor else obs
+    sample = policy.act(obs, torch.randn(num_envs, *policy.noise_shape, device=device))
+    shape, none = (steps, num_envs), torch.zeros(steps, num_envs)
+
+    def repeated(value: torch.Tensor) -> torch.Tensor:
+        return value.cpu().unsqueeze(0).expand(steps, *value.shape).contiguous()
+
+    return Fragment(
+        obs={key: repeated(value) for key, value in obs.items()},
+        chain=repeated(sample.chain), log_prob_TN=repeated(sample.log_prob_N), value_TN=repeated(sample.value_N),
+        reward_TNE=torch.randn(*shape, policy.execute), num_steps_TN=torch.full(shape, policy.execute),
+        terminated_TN=none.bool(), truncated_TN=none.bool(), final_value_TN=none, bootstrap_value_N=none[0],
+        version_TN=none.long(), episodes=EpisodeStats.concatenate([]),
+        action_TNEA=repeated(sample.action_NHA[:, : policy.execute]),
+    )  # fmt: skip
+
+
 def update(report: Report, name: str, policy: Any, words: Mapping[str, Any], device: torch.device, short: bool) -> None:
     """Add the speed of updates on as many decisions as the recipe has, and the peak memory with a checkpoint."""
     config = compose_run(words)
@@ -211,38 +232,21 @@ def update(report: Report, name: str, policy: Any, words: Mapping[str, Any], dev
     if device.type == "cuda":
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(device)
-    with torch.no_grad():  # the same decisions repeated: an update costs the same
-        obs = observed(policy, rows, device)
-        if policy.precompute_in_actor:
-            obs = policy.precompute(obs)
-        sample = policy.act(obs, torch.randn(rows, *policy.noise_shape, device=device))
-    T, N = decisions // rows, rows
-
-    def repeated(value: torch.Tensor) -> torch.Tensor:
-        return value.cpu().unsqueeze(0).expand(T, *value.shape).contiguous()
-
-    fragment = Fragment(
-        obs={key: repeated(value) for key, value in obs.items()},
-        chain=repeated(sample.chain), log_prob_TN=repeated(sample.log_prob_N), value_TN=repeated(sample.value_N),
-        reward_TNE=torch.randn(T, N, policy.execute), num_steps_TN=torch.full((T, N), policy.execute),
-        terminated_TN=torch.zeros(T, N, dtype=torch.bool), truncated_TN=torch.zeros(T, N, dtype=torch.bool),
-        final_value_TN=torch.zeros(T, N), bootstrap_value_N=torch.zeros(N), version_TN=torch.full((T, N), 10),
-        episodes=EpisodeStats.concatenate([]), action_TNEA=repeated(sample.action_NHA[:, : policy.execute]),
-    )  # fmt: skip
+    fragment = random_fragment(policy, decisions // rows, rows, device)
     algorithm = PPO(policy, algo, seed=0, device=device)
-    update_s = timed_on(device, lambda: algorithm.update([fragment], 10), 1 if short else 2, warm_up=1)
+    update_s = timed_on(device, lambda: algorithm.update([fragment], 0), 1 if short else 2, warm_up=1)
     algorithm.state_dict()  # as for a checkpoint
     if device.type == "cuda":
         report.add(f"{name}_peak_gb", torch.cuda.max_memory_allocated(device) / 1e9, "GB", **words)
     report.add(f"{name}_update", decisions / update_s, "decisions/s", decisions=decisions, epochs=algo.epochs, **words)
 
-    batch = algorithm.prepare(fragment, 10 - fragment.version_TN, fragment.num_steps_TN > 0)
+    batch = algorithm.prepare(fragment, fragment.version_TN, fragment.num_steps_TN > 0)
     minibatch = batch.select(torch.arange(decisions // algo.num_minibatches, device=device))
     with FlopCounterMode(display=False) as prefix:
         policy.precompute(observed(policy, rows, device))
     with FlopCounterMode(display=False) as step:
         algorithm.loss(minibatch).total.backward()
-    flops = T * prefix.get_total_flops() + algo.epochs * algo.num_minibatches * step.get_total_flops()
+    flops = decisions // rows * prefix.get_total_flops() + algo.epochs * algo.num_minibatches * step.get_total_flops()
     report.add(f"{name}_update_tflop_s", flops / update_s / 1e12, "TFLOP/s", decisions=decisions, **words)
     report.ratio(f"{name}_update_over_product", flops / update_s / 1e12 / product_tflop_s(device, *PRODUCT[short]))
 

@@ -6,8 +6,9 @@ it. Nothing here imports torch or a simulator.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, fields
+from itertools import accumulate
 from typing import Any, Literal
 
 import numpy as np
@@ -60,22 +61,22 @@ class Term:
         """Names of the entries: ``tcp_pos[0]``, ``tcp_pos[1]``, ..."""
         return tuple(f"{self.name}[{i}]" for i in range(self.size))
 
-    def derive(self, parts: Mapping[str, Any], xp: Any = np) -> Any:
-        """Return the quantity that ``difference`` describes, [..., size]. parts: quantities by name, [..., size].
-
-        xp: library of their arrays, ``numpy`` or ``torch``.
-        """
+    def derive(self, parts: Mapping[str, NDArray[np.float64]]) -> NDArray[np.float64]:
+        """Return the quantity that ``difference`` describes, [..., size]. parts: quantities by name, [..., size]."""
         rule = self.difference
         assert rule is not None
         of, minus = parts[rule.of], parts[rule.minus]
-        columns = []
-        for i in range(self.size):
-            total = xp.zeros_like(of[..., 0])
-            for sign, piece in ((1.0, of), (1.0, np.array(rule.offset)), (-1.0, minus)):
-                if i < piece.shape[-1]:
-                    total = total + sign * piece[..., i]
-            columns.append(total)
-        return xp.stack(columns, -1)
+        total = np.zeros((*of.shape[:-1], self.size))
+        for sign, piece in ((1.0, of), (1.0, np.array(rule.offset)), (-1.0, minus)):
+            size = min(self.size, piece.shape[-1])
+            total[..., :size] += sign * piece[..., :size]
+        return total
+
+
+def slices_of(terms: Sequence[Term]) -> dict[str, slice]:
+    """Return where each term is in a vector of all of them, by name."""
+    ends = accumulate(term.size for term in terms)
+    return {term.name: slice(end - term.size, end) for term, end in zip(terms, ends, strict=True)}
 
 
 @dataclass(frozen=True, slots=True)

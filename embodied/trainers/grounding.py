@@ -16,8 +16,7 @@ from embodied.algos.supervised import Grounding
 from embodied.core.errors import UserError
 from embodied.core.seeds import Purpose, first_env_seed
 from embodied.core.types import Obs
-from embodied.envs import SamplerSetup, UniformConfig
-from embodied.envs.episodes.sampler import UniformSampler
+from embodied.envs import make_sampler
 from embodied.envs.mujoco.labels import LabeledPool
 from embodied.runtime import threads
 from embodied.session import factories
@@ -95,8 +94,7 @@ class GroundingTrainer(SupervisedTrainer):
         """Render the validation scenes, of all splits. Runs with the same ``eval_seed`` have the same ones."""
         pool = factories.make_env(self.config, VALIDATION_SCENES, threads.available_cores(), self.run_dir)
         seed = first_env_seed(Purpose.VALIDATION_SCENES, self.config.runtime.eval_seed)
-        sampler = UniformSampler(pool.spec, UniformConfig(), SamplerSetup(VALIDATION_SCENES, seed))
-        scenes = render_scenes(LabeledPool(pool, sampler), seed)
+        scenes = render_scenes(LabeledPool(pool, make_sampler(pool, seed)), seed)
         frames = list(islice(scenes, FRAMES_PER_SCENE))
         pool.close()
         return {key: torch.cat([frame[key] for frame in frames]) for key in frames[0]}

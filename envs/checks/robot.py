@@ -12,9 +12,8 @@ from torch import Tensor
 from embodied.core.arm import Chain
 from embodied.core.env import VecEnv
 from embodied.core.errors import UserError, describe_error
+from embodied.envs import make_sampler
 from embodied.envs.checks.conformance import Result
-from embodied.envs.episodes.registry import SamplerSetup, UniformConfig
-from embodied.envs.episodes.sampler import UniformSampler
 from embodied.envs.episodes.seeding import EpisodeRng
 from embodied.envs.mujoco.pool import MujocoPool
 from embodied.envs.mujoco.randomization.randomizer import members
@@ -206,7 +205,7 @@ def _expert(pool: MujocoPool, robot: GripperDescription) -> Finding:
 
 
 def _start(pool: MujocoPool) -> None:
-    pool.reset(UniformSampler(pool.spec, UniformConfig(), SamplerSetup(pool.num_envs)))
+    pool.reset(make_sampler(pool))
 
 
 def _steps(pool: MujocoPool) -> int:

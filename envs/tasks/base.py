@@ -46,10 +46,14 @@ class Quantity:
     observed: bool = True
     """False: it is perceived, and what is computed from it is observed."""
 
-    def derive(self, parts: Mapping[str, Tensor]) -> Tensor:
-        """Return the quantity as it follows from others, by name."""
-        derived: Tensor = self.term.derive(parts, torch) if self.compute is None else self.compute(parts)
-        return derived
+    def derive(self, parts: Mapping[str, Tensor], view: View) -> Tensor:
+        """Return the quantity as it follows from others, by name, [N, size]."""
+        if self.compute is not None:
+            return self.compute(parts)
+        rule, size = self.term.difference, self.term.size
+        assert rule is not None
+        of, minus = (pad(parts[name], (0, size - parts[name].shape[1])) for name in (rule.of, rule.minus))
+        return (of + view.constant(rule.offset) if rule.offset else of) - minus
 
 
 class Task:
@@ -267,15 +271,8 @@ def _read(quantities: Sequence[Quantity], view: View) -> dict[str, Tensor]:
     """Read quantities by name; those without ``read`` follow from tools (``tcp_pos``) and those before."""
     values = dict(view.tools)
     for quantity in quantities:
-        term, rule = quantity.term, quantity.term.difference
-        if quantity.read is not None:
-            values[term.name] = quantity.read()
-        elif quantity.compute is not None:
-            values[term.name] = quantity.compute(values)
-        else:
-            assert rule is not None
-            of, minus = (pad(values[x], (0, term.size - values[x].shape[1])) for x in (rule.of, rule.minus))
-            values[term.name] = (of + view.constant(rule.offset) if rule.offset else of) - minus
+        name = quantity.term.name
+        values[name] = quantity.derive(values, view) if quantity.read is None else quantity.read()
     return {name: value for name, value in values.items() if name not in view.tools}
 
 

@@ -24,11 +24,6 @@ from tests.deployment.exports import flow_bundle
 from tests.deployment.servers import Gate, rows, serving
 
 
-@pytest.fixture(scope="module")
-def runner() -> PolicyRunner:
-    return PolicyRunner(flow_bundle())
-
-
 def row(index: int = 0) -> dict[str, np.ndarray]:
     return {name: value[index : index + 1] for name, value in rows().items()}
 

@@ -36,12 +36,6 @@ from tests.commands.helpers import run, run_train
 from tests.deployment.exports import flow_bundle, random_policy, small_config, write_small
 
 
-@pytest.fixture
-def bundle_dir(tmp_path: Path) -> Path:
-    """A copy of the flow policy's bundle."""
-    return Path(shutil.copytree(flow_bundle(), tmp_path / "bundle"))
-
-
 @contextmanager
 def logged(name: str) -> Iterator[list[str]]:
     """The messages of a logger."""
@@ -264,11 +258,6 @@ def test_a_folder_that_is_no_bundle_is_refused(tmp_path: Path) -> None:
 
 
 # -- inputs of the runner ----------------------------------------------------------------------------------------------
-@pytest.fixture(scope="module")
-def runner() -> PolicyRunner:
-    return PolicyRunner(flow_bundle())
-
-
 @pytest.fixture
 def inputs() -> dict[str, np.ndarray]:
     arrays = load_arrays(flow_bundle() / PARITY_FILE)

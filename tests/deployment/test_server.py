@@ -29,11 +29,6 @@ from tests.deployment.servers import Client, Gate, http_get, rows, serving
 
 
 @pytest.fixture(scope="module")
-def runner() -> PolicyRunner:
-    return PolicyRunner(flow_bundle())
-
-
-@pytest.fixture(scope="module")
 def port(runner: PolicyRunner) -> Iterator[int]:
     """A server that tests share."""
     with serving(runner) as (_, port):

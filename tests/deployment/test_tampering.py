@@ -11,7 +11,6 @@ import io
 import json
 import os
 import resource
-import shutil
 import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -31,16 +30,9 @@ from embodied.deployment.bundle.format import BUNDLE_FILE, RANGES, read_bundle
 from embodied.deployment.bundle.runner import OUTPUT_PREFIX
 from tests.commands.helpers import run
 from tests.deployment.builders import SEES_AND_READS, make_bundle
-from tests.deployment.exports import flow_bundle
 
 GIB = 2**30
 MAX_LETTERS = 1500
-
-
-@pytest.fixture
-def bundle_dir(tmp_path: Path) -> Path:
-    """A copy of the flow policy's bundle."""
-    return Path(shutil.copytree(flow_bundle(), tmp_path / "bundle"))
 
 
 @pytest.fixture(autouse=True)

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from embodied.core.errors import UserError
-from embodied.core.spec import Box, CameraSpec
+from embodied.core.spec import Box, CameraSpec, slices_of
 from embodied.data import read, write
 from embodied.data.lerobot import check_fits
 from embodied.data.maniskill import read_trajectories
@@ -85,11 +85,9 @@ def test_images_state_and_privileged_observation_are_of_the_same_state(pool: Any
         "extra/obj_to_goal_pos",
         "extra/tcp_to_obj_pos",
     ]
-    parts = dict(
-        zip((t.name for t in pool.spec.state), obs["state"].split([t.size for t in pool.spec.state], 1), strict=True)
-    )
+    pose = slices_of(pool.spec.state)["extra/tcp_pose"]
     object_m, tcp_to_object_m = obs["privileged"][:, :3], obs["privileged"][:, -3:]
-    torch.testing.assert_close(object_m - parts["extra/tcp_pose"][:, :3], tcp_to_object_m)
+    torch.testing.assert_close(object_m - obs["state"][:, pose][:, :3], tcp_to_object_m)
     assert (obs["images.base_camera"][0] != obs["images.base_camera"][1]).any()  # cubes are in different places
     frames = pool.film(48, 32)()
     assert frames.shape == (2, 32, 48, 3)

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
+from torch import Tensor
 
 from embodied.core.policy import Policy
 from embodied.core.registry import Entry
@@ -58,3 +60,24 @@ def observe(num: int, seed: int = 1) -> Obs:
 
 def generator(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
+
+
+def assert_gradient(policy: Policy, obs: Obs, chain: Tensor, seeds: int) -> None:
+    """The gradient of likelihood and entropy, float64, is that of finite differences along random directions."""
+    parameters = [p for key, p in policy.named_parameters() if p.requires_grad and not key.startswith("critic")]
+
+    def total() -> Tensor:
+        evaluation = policy.evaluate(obs, chain)
+        return evaluation.log_prob_B.sum() + 0.3 * evaluation.entropy_B.sum()
+
+    gradients = torch.autograd.grad(total(), parameters)
+    for seed in range(seeds):
+        directions = [torch.randn(p.shape, dtype=p.dtype, generator=generator(seed)) for p in parameters]
+        slope = sum(float((g * d).sum()) for g, d in zip(gradients, directions, strict=True))
+        values = []
+        for epsilon in (1e-6, -2e-6, 1e-6):  # ends where it began
+            with torch.no_grad():
+                for p, direction in zip(parameters, directions, strict=True):
+                    p.add_(epsilon * direction)
+                values.append(float(total()))
+        assert (values[0] - values[1]) / 2e-6 == pytest.approx(slope, rel=1e-5, abs=1e-5)

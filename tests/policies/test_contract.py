@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from embodied.core.policy import Policy
-from tests.policies.builders import SMALL, SPEC, build, entry, generator, observe
+from tests.policies.builders import SMALL, SPEC, assert_gradient, build, entry, generator, observe
 
 NUM = 64
 pytestmark = pytest.mark.parametrize("name", list(SMALL))
@@ -106,23 +106,7 @@ def test_gradient_of_the_likelihood_matches_finite_differences(name):
     policy.update_normalizer(obs)
     chain = drawn(policy, obs).chain
     assert chain.dtype == torch.float64
-    parameters = [p for key, p in policy.named_parameters() if p.requires_grad and not key.startswith("critic")]
-
-    def total() -> torch.Tensor:
-        evaluation = policy.evaluate(obs, chain)
-        return evaluation.log_prob_B.sum() + 0.3 * evaluation.entropy_B.sum()
-
-    gradients = torch.autograd.grad(total(), parameters)
-    for seed in range(5):
-        directions = [torch.randn(p.shape, dtype=p.dtype, generator=generator(seed)) for p in parameters]
-        slope = sum(float((g * d).sum()) for g, d in zip(gradients, directions, strict=True))
-        values = []
-        for epsilon in (1e-6, -2e-6, 1e-6):  # ends where it began
-            with torch.no_grad():
-                for p, d in zip(parameters, directions, strict=True):
-                    p.add_(epsilon * d)
-                values.append(float(total()))
-        assert (values[0] - values[1]) / 2e-6 == pytest.approx(slope, rel=1e-5, abs=1e-5)
+    assert_gradient(policy, obs, chain, seeds=5)
 
 
 def test_the_critic_sees_the_privileged_state_and_the_actor_does_not(name):

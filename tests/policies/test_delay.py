@@ -18,7 +18,7 @@ from embodied.policies.flow.prefix import draw_prefix, fixed_rows, learned_rows
 from embodied.policies.flow.step import time_grid
 from tests.algos.fragments import DELAYS, prefixes
 from tests.policies import builders, vla_builders
-from tests.policies.builders import generator
+from tests.policies.builders import assert_gradient, generator
 
 NUM, D, A = 48, 2, 2
 MODES: dict[str, dict[str, Any]] = {
@@ -157,23 +157,7 @@ def test_gradient_of_the_likelihood_matches_finite_differences(mode: str) -> Non
     obs = {key: value.double() if value.is_floating_point() else value for key, value in observe("flow", 6).items()}
     chain = drawn(policy, obs).chain
     assert chain.dtype == torch.float64
-    parameters = [p for key, p in policy.named_parameters() if not key.startswith("critic")]
-
-    def total() -> Tensor:
-        evaluation = policy.evaluate(obs, chain)
-        return evaluation.log_prob_B.sum() + 0.3 * evaluation.entropy_B.sum()
-
-    gradients = torch.autograd.grad(total(), parameters)
-    for seed in range(3):
-        directions = [torch.randn(p.shape, dtype=p.dtype, generator=generator(seed)) for p in parameters]
-        slope = sum(float((g * d).sum()) for g, d in zip(gradients, directions, strict=True))
-        values = []
-        for epsilon in (1e-6, -2e-6, 1e-6):  # ends where it began
-            with torch.no_grad():
-                for p, direction in zip(parameters, directions, strict=True):
-                    p.add_(epsilon * direction)
-                values.append(float(total()))
-        assert (values[0] - values[1]) / 2e-6 == pytest.approx(slope, rel=1e-5, abs=1e-5)
+    assert_gradient(policy, obs, chain, seeds=3)
 
 
 @every_policy

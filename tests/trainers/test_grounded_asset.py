@@ -10,8 +10,8 @@ import torch
 
 from embodied.algos.config import GroundingConfig
 from embodied.algos.supervised import Grounding
-from embodied.envs.mujoco.labels import LabeledPool
 from embodied.envs import make_sampler
+from embodied.envs.mujoco.labels import LabeledPool
 from embodied.session.defaults import compose_new
 from embodied.session.factories import make_env
 from embodied.session.warm_start import make_initial_policy
@@ -30,9 +30,7 @@ def test_the_grounded_policy_of_the_package_finds_what_is_named(
     scenes = render_scenes(LabeledPool(pool, make_sampler(pool, 1)), seed=1)
     frames = list(islice(scenes, FRAMES_PER_SCENE))
     obs = {key: torch.cat([frame[key] for frame in frames]) for key in frames[0]}
-    algorithm = Grounding(
-        make_initial_policy(config, pool.spec), GroundingConfig(), seed=0, device=torch.device("cpu")
-    )
+    algorithm = Grounding(make_initial_policy(config, pool.spec), GroundingConfig(), seed=0, device=torch.device("cpu"))
     pool.close()
     assert all(rate > 0.95 for rate in algorithm.localization_rates(obs).values())
     error_N3 = algorithm.predict_positions(obs)[:, 3:6] - obs["target_positions"][:, 3:6]

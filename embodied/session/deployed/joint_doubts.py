@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from embodied.core.arm import Array
-from embodied.core.spec import ArmSpec, EnvSpec
+from embodied.core.spec import ArmSpec, EnvSpec, slices_of
 from embodied.data import Episode
 
 OUTSIDE_M, FAR = 0.02, 0.2  # how far outside of the workspace counts, and in how many control steps it is doubtful
@@ -43,8 +43,7 @@ def tracking(
 def reach(episodes: Sequence[Episode], spec: EnvSpec, arm: ArmSpec) -> list[str]:
     """Return lines about where the tool goes: under the table, out of the workspace, or never to an object."""
     physical = [episode.state_LS.double().numpy() / spec.state_scale for episode in episodes]
-    ends = np.cumsum([term.size for term in spec.state])
-    terms = {term.name: slice(end - term.size, end) for term, end in zip(spec.state, ends, strict=True)}
+    terms = slices_of(spec.state)
     tool_F3 = np.concatenate([state[:, terms["tcp_pos"]] for state in physical])
     low_3, high_3 = np.array(arm.workspace_low_m), np.array(arm.workspace_high_m)
     outside = float(((tool_F3 < low_3 - OUTSIDE_M) | (tool_F3 > high_3 + OUTSIDE_M)).any(1).mean())

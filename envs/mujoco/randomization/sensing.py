@@ -129,7 +129,7 @@ class Sensing:
             parts[term.name] = external[:, first : first + term.size]
             first += term.size
         for quantity in self.derived:
-            parts[quantity.term.name] = quantity.derive(parts)
+            parts[quantity.term.name] = quantity.derive(parts, self.task.view)
         return parts
 
     def state_dict(self) -> dict[str, Tensor]:

@@ -114,7 +114,7 @@ class SimulatedArm:
         for quantity in self.perceived:
             term = quantity.term
             if quantity.read is None:  # it follows from what is measured
-                parts[term.name] = quantity.derive(parts)
+                parts[term.name] = quantity.derive(parts, self.pool.view)
             else:
                 noise_m = p.object_noise_m if term.unit == "m" else 0.0
                 error = noise_m * torch.from_numpy(self.random.standard_normal(term.size))
