@@ -205,7 +205,7 @@ def test_a_run_without_a_checkpoint_begins_again_from_the_weights_that_it_was_gi
         (["policy.cameras=[]"], "policy.cameras"),
         (["policy.max_tokens=5"], "policy.max_tokens allows 5"),
         (["policy.pretrained=/nowhere"], "policy.pretrained=/nowhere lacks"),
-        (["policy.model.chunk_size=3"], "policy.horizon=4 does not fit the model, which was made for 3"),
+        (["policy.model.chunk_size=3"], "policy.horizon=2 does not fit the model, which was made for 3"),
         ([f"{MODEL}.dit_config.num_hidden_layers=1"], "num_hidden_layers is 1 in dit_config, 2 in text_config"),
     ],
 )
