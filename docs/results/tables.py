@@ -193,6 +193,25 @@ def tabletop() -> None:
     print()
 
 
+def learning_on() -> None:
+    """``tabletop`` from images after imitation: success of all goals in evaluations during training, by settings."""
+    columns = [2 * 163_840 * i for i in range(1, 7)]  # every second evaluation
+    row("", "seed", *(f"{steps / 1e6:.1f} M" for steps in columns))
+    row(*["---"] * (2 + len(columns)))
+    runs = [
+        (name, run["config"]["seed"], [[e["env_steps"], e["success_at_end"]] for e in run["during_training"].values()])
+        for name, pattern in (("before", "ablation/tabletop-chunks-of-4-rl-*.json"), ("the default", "vla/rl-*.json"))
+        for run in records(pattern)
+    ]
+    tried = records("ablation/tabletop-after-imitation.json")[0]["runs"]
+    for name, seed, found in runs + [
+        (run["what"], run["seed"], run["evaluations [env steps, success]"]) for run in tried
+    ]:
+        rates = [[100 * rate for at, rate in found if abs(at - steps) < 10_000] for steps in columns]
+        row(name, str(seed), *(f"{rate[0]:.0f}" if rate else "" for rate in rates))
+    print()
+
+
 def compared(kinds: dict[str, str]) -> None:
     """Runs of one or several seeds side by side; ``kinds``: a glob for each label."""
     row("", "each seed", "mean of the seeds (95% t interval)", "minutes")
@@ -333,6 +352,7 @@ if __name__ == "__main__":
     chunks_of_two()
     scratch()
     tabletop()
+    learning_on()
     compared({
         "Flow-SDE, PPO": "comparison/stack-flow_sde-*.json",
         "Flow-SDE, one stochastic step, PPO": "comparison/stack-flow_sde_one-*.json",
