@@ -244,7 +244,6 @@ def test_grpo_trains_on_whole_episodes_of_groups(tmp_path: Path) -> None:
         ({"task": "stack", "algo": "grpo", "policy.execute": 3}, 32),
         ({"task": "pick_place", "algo": "grpo", "task.max_episode_steps": 40}, 10),
         ({"task": "stack", "runtime.decisions": 7}, 7),
-        ({"task": "tabletop", "policy": "vla_tiny", "init": "a run"}, 8),
     ],
 )
 def test_a_fragment_has_whole_episodes_where_they_are_compared_unless_told_otherwise(
