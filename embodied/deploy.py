@@ -42,6 +42,7 @@ from pathlib import Path
 from typing import Any
 
 from embodied.core.errors import UserError
+from embodied.core.spec import joints_of
 from embodied.core.user_files import sha256
 from embodied.deployment.bundle.description import Bundle
 from embodied.deployment.bundle.format import BUNDLE_FILE, read_bundle
@@ -76,7 +77,7 @@ def deploy(argv: Sequence[str]) -> dict[str, Any]:
 
 def run_episodes(options: DeployOptions, path: Path, bundle: Bundle) -> dict[str, Any]:
     """Run the phases of a deployment, each whatever became of the one before; return the result."""
-    safety = Safety(bundle.arm, options.speed)
+    safety = Safety(bundle.arms, options.speed)
     with ExitStack() as parts:
         planner = planner_of(options, path, bundle, parts)
         print(notice(path, bundle, safety.limits), file=sys.stderr)
@@ -117,12 +118,14 @@ def notice(path: Path, bundle: Bundle, limits: Limits) -> str:
         "limits (rad, m, s)      low       high      largest speed   largest lead",
     ]
     columns = zip(limits.low_J, limits.high_J, limits.max_velocity_J, limits.max_lead_J, strict=True)
-    for joint, (low, high, speed, lead) in zip(bundle.arm.joints, columns, strict=True):
-        lines.append(f"{joint.name:20} {low:+9.4f}  {high:+9.4f}  {speed:15.4f} {lead:14.4f}")
-    axes = zip("xyz", limits.workspace_low_m, limits.workspace_high_m, strict=True)
-    fingers = ("each finger", limits.finger_low_m, limits.finger_high_m)
-    for name, low, high in (fingers, *((f"tool, {axis}", low, high) for axis, low, high in axes)):
-        lines.append(f"{name:20} {low:+9.4f}  {high:+9.4f}")
+    for name, (low, high, speed, lead) in zip(joints_of(bundle.arms), columns, strict=True):
+        lines.append(f"{name:20} {low:+9.4f}  {high:+9.4f}  {speed:15.4f} {lead:14.4f}")
+    ends = {"each finger": (limits.finger_low_m, limits.finger_high_m)}
+    for side, lows, highs in zip(bundle.arms, limits.workspace_low_m, limits.workspace_high_m, strict=True):
+        ends |= {f"{side}tool, {axis}": box for axis, box in zip("xyz", zip(lows, highs, strict=True), strict=True)}
+    lines += [f"{name:20} {low:+9.4f}  {high:+9.4f}" for name, (low, high) in ends.items()]
+    if len(bundle.arms) > 1:
+        lines.append("nothing keeps the two arms from touching each other, also on the way home")
     return "\n".join(lines)
 
 

@@ -31,7 +31,7 @@ PAGE = (900, 1500)  # pixels
 
 def mapping(bundle: Bundle) -> Image.Image:
     """Rows as ``propose_mapping`` draws them: mistakes of a mapping in both poses, and all joints right."""
-    default, second = poses(bundle.arm).values()
+    default, second = poses(bundle.arms).values()
     flipped = np.where(np.arange(len(default)) == 0, -1, 1)
     turned = np.where(np.arange(len(default)) == 6, 1.0, 0.0)
     drawings = {
@@ -43,7 +43,7 @@ def mapping(bundle: Bundle) -> Image.Image:
     }  # fmt: skip
     rows = []
     for text, (now, wanted) in drawings.items():
-        drawn = Image.fromarray(draw_poses(bundle.arm, {"now": now, "wanted": wanted}))
+        drawn = Image.fromarray(draw_poses(bundle.arms, {"now": now, "wanted": wanted}))
         row = Image.new("RGB", (drawn.width, drawn.height + 18), "white")
         ImageDraw.Draw(row).text((6, 3), text, fill="black")
         row.paste(drawn, (0, 18))

@@ -105,7 +105,7 @@ def closed_loop(report: Report, rounds: int, steps: int, path: Path) -> None:
         inference = Inference(PolicyRunner(path), Clock())
         for number in range(rounds + 1):  # the first one does not count
             robot.reset(0, number)
-            found = ControlLoop(bundle, robot, inference, Safety(bundle.arm), schedule="rtc").run(steps=steps)
+            found = ControlLoop(bundle, robot, inference, Safety(bundle.arms), schedule="rtc").run(steps=steps)
             if number > 0:
                 shares.append(found.missed_deadlines / (found.ticks + found.missed_deadlines))
                 rates.append(found.ticks / found.duration_s)

@@ -243,9 +243,25 @@ class ArmSpec:
     """Whether displacements are from the pose of the last joint targets; else they are from the measured pose."""
 
 
+Arms = Mapping[str, ArmSpec]
+"""One arm, or two of a kind, by what their names begin with: nothing, or ``left_`` and ``right_``."""
+
+
+def arms_of(arm: ArmSpec | None, right_arm: ArmSpec | None) -> Arms:
+    """Return the arms of a description by what their names begin with; none without ``arm``."""
+    if arm is None:
+        return {}
+    return {"": arm} if right_arm is None else {"left_": arm, "right_": right_arm}
+
+
+def joints_of(arms: Arms) -> dict[str, JointSpec]:
+    """Return the joints of all arms by their names, which begin as those of their arm do, base to tool."""
+    return {f"{side}{joint.name}": joint for side, arm in arms.items() for joint in arm.joints}
+
+
 ADDED: Mapping[str, Any] = {
     field.name: field.default for cls in (ArmSpec, GripperSpec) for field in fields(cls) if field.default is not MISSING
-}
+} | {"right_arm": None, "right_gripper": None}
 """Fields that were added to descriptions of arms, with the values of the descriptions that lack them."""
 
 
@@ -307,12 +323,19 @@ class EnvSpec:
     """Manufacturer and model of the robot that acts, as data sets name it; empty where there is none."""
     arm: ArmSpec | None = None
     """The robot's arm, if a policy can be exported to it; None for simulators without one."""
+    right_arm: ArmSpec | None = None
+    """The right one of two arms of a kind; then ``arm`` is the left one. Both are in the frame of the table. Names in
+    ``state`` and ``action`` begin with ``left_`` or ``right_``; an action has all of the left one first."""
     descriptions: tuple[str, ...] = ()
     """Descriptions, in words, of everything that a camera can show; empty if the images are not labelled."""
     assumed: tuple[str, ...] = ()
     """Which of ``control_dt_s`` and ``max_episode_steps`` the simulator does not state."""
     images: tuple[str, ...] = ()
     """Names of the cameras whose images the simulator's own observation has; the default cameras of its task."""
+
+    @property
+    def arms(self) -> Arms:
+        return arms_of(self.arm, self.right_arm)
 
     @property
     def state_dim(self) -> int:

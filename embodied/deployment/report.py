@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embodied.core.errors import UserError
+from embodied.core.spec import joints_of
 from embodied.core.statistics import wilson_interval
 from embodied.deployment.bundle.description import Bundle
 from embodied.deployment.bundle.format import load_arrays
@@ -238,7 +239,7 @@ def _page(deployment: Deployment, result: Mapping[str, Any], options: Mapping[st
         "<h2>Latency of the inferences</h2>",
         _histogram([1e3 * latency for record in deployment.records for latency in record.latencies_s]),
         "<h2>Last episode: commanded and measured joints</h2>",
-        _tracking(last, [joint.name for joint in bundle.arm.joints]),
+        _tracking(last, [*joints_of(bundle.arms)]),
         "<h2>Interventions</h2>" + left_out,
         _table({f"{i.during}, {i.time_s:.2f} s, {i.kind}": i.detail for i in shown}) if log else "<p>None.</p>",
         "<h2>Units of states and actions</h2>",
@@ -297,7 +298,9 @@ def _tracking(record: EpisodeRecord, names: Sequence[str]) -> str:
         for values, dash in zip(y[:, :, i], ("", "3 3"), strict=True):
             points = " ".join(f"{a:.1f},{b:.1f}" for a, b in zip(x, values, strict=True))
             lines.append(f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-dasharray="{dash}"/>')
-        legend.append(f'<text x="{10 + i * 90}" y="278" fill="{colour}">{html.escape(name)}</text>')
+        place = f'x="{10 + i % 8 * 98}" y="{278 + 14 * (i // 8)}"'
+        legend.append(f'<text {place} fill="{colour}">{html.escape(name)}</text>')
     scale = f"rad (m for a slide) from the first position, {low:+.2f} to {high:+.2f}; {record.steps[-1].time_s:.1f} s"
     note = f"<p>Solid: measured, dashed: commanded; {scale}.</p>"
-    return f'{note}<svg width="800" height="284" font-size="12">{"".join(lines)}{"".join(legend)}</svg>'
+    height = 284 + 14 * ((len(names) - 1) // 8)
+    return f'{note}<svg width="800" height="{height}" font-size="12">{"".join(lines)}{"".join(legend)}</svg>'

@@ -25,6 +25,7 @@ from embodied.envs.episodes.seeding import EpisodeRng
 from embodied.envs.mujoco.config import Shape
 from embodied.envs.mujoco.robots.base import Robot
 from embodied.envs.mujoco.robots.described import build_robot
+from embodied.envs.mujoco.robots.pair import Pair
 from embodied.envs.mujoco.scene import add_scene, on_table
 from embodied.envs.mujoco.view import View
 from embodied.envs.rendering.cameras import Camera
@@ -332,6 +333,7 @@ def task_spec(task: Task, cameras: Sequence[Camera] = ()) -> EnvSpec:
         action=task.robot.action,
         robot=task.robot.name,
         arm=task.robot.arm,
+        right_arm=task.robot.right_arm if isinstance(task.robot, Pair) else None,
         control_dt_s=task.config.control_dt_s,
         max_episode_steps=task.config.max_episode_steps,
         privileged=(*objects, *privileged) if cameras else privileged,

@@ -12,7 +12,7 @@ from typing import Any
 from lerobot.robots import Robot, RobotConfig
 
 from embodied.core.options import from_mapping
-from embodied.core.spec import CameraSpec
+from embodied.core.spec import CameraSpec, joints_of
 from embodied.deployment.robots.base import GRIPPER
 from embodied.deployment.robots.mapping import Entry, gripper_entry
 from embodied.deployment.robots.sim import SimRobot
@@ -57,11 +57,12 @@ class EmbodiedRobot(Robot):
         task = from_mapping(TASKS[config.task].config, {"robot": config.robot}, f"task.{config.task}")
         spec = MujocoFamily().spec(config.task, task, specs)
         self._sim = SimRobot(spec, {"task": {"name": config.task, "robot": config.robot}})
-        self._entries = {GRIPPER: gripper_entry(self._sim.arm, GRIPPER)}
-        for joint in self._sim.arm.joints:
-            degrees = Entry(f"{joint.name}.pos", "deg")
-            share = Entry(f"{joint.name}.pos", "percent", low=(joint.low + joint.high) / 2, high=joint.high)
-            self._entries[f"{joint.name}.pos"] = degrees if config.use_degrees else share
+        arms = self._sim.arms
+        self._entries = {f"{side}{GRIPPER}": gripper_entry(arm, f"{side}{GRIPPER}") for side, arm in arms.items()}
+        for name, joint in joints_of(arms).items():
+            degrees = Entry(f"{name}.pos", "deg")
+            share = Entry(f"{name}.pos", "percent", low=(joint.low + joint.high) / 2, high=joint.high)
+            self._entries[f"{name}.pos"] = degrees if config.use_degrees else share
         self._episode, self._acted_s = 0, float("inf")
 
     @property

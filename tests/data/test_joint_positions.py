@@ -194,10 +194,10 @@ def test_thirty_frames_a_second_become_twenty_control_steps() -> None:
     at_L, frame_L = times(31, 30.0, 0.05)
     assert (len(at_L), frame_L[:4].tolist()) == (21, [0, 1, 3, 4])
     ramp = np.arange(31)[:, None] / 30 * np.array([[1.0, 2.0]])
-    found = resampled(ramp, ramp + 1, {"x": ramp[:, 0]}, 30.0, at_L, 0.05)
+    found = resampled(ramp, ramp + 1, 1, {"x": ramp[:, 0]}, 30.0, at_L, 0.05)
     np.testing.assert_allclose(found.qpos_LJ[:, 0], at_L)
     np.testing.assert_allclose(found.qvel_LJ[:, 0], 1.0)
-    np.testing.assert_allclose(found.finger_L, 2 * at_L)
+    np.testing.assert_allclose(found.fingers_LG[:, 0], 2 * at_L)
     np.testing.assert_allclose(found.external["x"], at_L)
     np.testing.assert_allclose(found.target_LJ[:, 0], 1 + (at_L + 0.05 - 1 / 30).clip(max=1.0))
 
@@ -208,7 +208,7 @@ def test_the_targets_of_every_rate_move_as_fast(hz: float) -> None:
     frames = int(2 * hz)
     ramp = np.arange(frames + 1)[:, None] / hz * np.ones((1, 2))
     at_L, _ = times(frames, hz, 0.05)
-    found = resampled(ramp[:-1], ramp[1:], {}, hz, at_L, 0.05)
+    found = resampled(ramp[:-1], ramp[1:], 1, {}, hz, at_L, 0.05)
     np.testing.assert_allclose(found.target_LJ[1:-1, 0], at_L[1:-1] + 0.05)
 
 
@@ -306,15 +306,14 @@ def test_what_does_not_fit_says_what_to_do(recorded: Recorded, tmp_path: Path) -
 
 def test_names_that_fit_in_part_are_refused(recorded: Recorded) -> None:
     """By their order they would be other joints."""
-    arm, names = recorded.spec.arm, recorded.names
-    assert arm is not None
-    assert draft_mapping(arm, [f"my_{name}" for name in names], "deg").joints["elbow_flex"].name == "my_elbow_flex.pos"
-    assert draft_mapping(arm, [*"abcde", "gripper"], "deg").joints["elbow_flex"].name == "c"
+    names, arms = recorded.names, recorded.spec.arms
+    assert draft_mapping(arms, [f"my_{name}" for name in names], "deg").joints["elbow_flex"].name == "my_elbow_flex.pos"
+    assert draft_mapping(arms, [*"abcde", "gripper"], "deg").joints["elbow_flex"].name == "c"
     swapped = [f"{letter}_{names[0]}" for letter in "ab"]
     both = [f"{side}_{name}" for side in ("left", "right") for name in names]
     for wrong in (["base.pos", *names[1:]], both, names[:-1], [*"abcdef", "gripper"], [*swapped, *names[2:]]):
         with pytest.raises(UserError, match="and one gripper"):
-            draft_mapping(arm, wrong, "deg")
+            draft_mapping(arms, wrong, "deg")
 
 
 def test_one_name_in_two_columns_is_refused(recorded: Recorded, tmp_path: Path) -> None:

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from embodied.core.errors import UserError
-from embodied.deployment.robots.base import GRIPPER, joint_values
+from embodied.deployment.robots.base import gripper_names, joint_names, values
 from embodied.deployment.robots.mapping import Entry, MappedRobot, RobotMapping
 from embodied.deployment.robots.setup import TOLERANCE, check_confirmed, confirm, draw_poses, poses
-from tests.deployment.test_mapping import arm_of_bundle, confirmed, toy_mapping
+from tests.deployment.test_mapping import arm_of_bundle, arms_of_bundle, confirmed, toy_mapping
 from tests.deployment.toy_arm import ToyArm, ToyConfig
 
 Change = Callable[[dict[str, Entry]], dict[str, Entry]]
@@ -46,21 +46,21 @@ def mistaken(change: Change) -> RobotMapping:
 
 def robot_in(pose: str, mapping: RobotMapping) -> MappedRobot:
     """Return the toy arm, really in a pose, behind a mapping."""
-    arm = ToyArm(ToyConfig(pose_deg=np.rad2deg(poses(arm_of_bundle())[pose]).tolist()))
-    return MappedRobot(arm, mapping, arm_of_bundle())
+    arm = ToyArm(ToyConfig(pose_deg=np.rad2deg(poses(arms_of_bundle())[pose]).tolist()))
+    return MappedRobot(arm, mapping, arms_of_bundle())
 
 
-def read(robot: MappedRobot) -> tuple[np.ndarray, float]:
+def read(robot: MappedRobot) -> tuple[np.ndarray, np.ndarray]:
     observation = robot.get_observation()
-    return joint_values(robot.arm, observation), observation[GRIPPER]
+    return values(observation, joint_names(robot.arms)), values(observation, gripper_names(robot.arms))
 
 
 @pytest.mark.parametrize("change", MISTAKES)
 def test_a_wrong_mapping_looks_wrong_in_one_of_the_poses_and_is_not_confirmed(change: Change) -> None:
-    mapping, arm, different, refused = mistaken(change), arm_of_bundle(), [], []
-    for name, pose in poses(arm).items():
+    mapping, arms, different, refused = mistaken(change), arms_of_bundle(), [], []
+    for name, pose in poses(arms).items():
         robot = robot_in(name, mapping)
-        drawn = draw_poses(arm, {"now": read(robot)[0], "wanted": pose})
+        drawn = draw_poses(arms, {"now": read(robot)[0], "wanted": pose})
         different.append((drawn == (31, 119, 180)).all(-1).sum())  # blue that no red covers
         try:
             confirm(robot, "A. Person", *read(robot))
@@ -72,10 +72,10 @@ def test_a_wrong_mapping_looks_wrong_in_one_of_the_poses_and_is_not_confirmed(ch
 
 
 def test_the_right_mapping_agrees_with_both_pictures_and_is_confirmed() -> None:
-    mapping, arm = toy_mapping(), arm_of_bundle()
-    for name, pose in poses(arm).items():
+    mapping, arms = toy_mapping(), arms_of_bundle()
+    for name, pose in poses(arms).items():
         robot = robot_in(name, mapping)
-        assert not (draw_poses(arm, {"now": read(robot)[0], "wanted": pose}) == (31, 119, 180)).all(-1).any()
+        assert not (draw_poses(arms, {"now": read(robot)[0], "wanted": pose}) == (31, 119, 180)).all(-1).any()
         mapping = confirm(robot, "A. Person", *read(robot))
     check_confirmed(robot_in("default", mapping))
 
@@ -90,7 +90,7 @@ def test_one_pose_confirms_nothing() -> None:
 
 def test_the_second_pose_tells_all_joints_apart_and_keeps_away_from_their_limits() -> None:
     arm = arm_of_bundle()
-    home, second = poses(arm).values()
+    home, second = poses({"": arm}).values()
     assert (np.abs(second) > TOLERANCE).all()
     moves = second - home
     apart = np.abs(moves[:, None] - moves) + np.eye(len(moves))
@@ -100,19 +100,19 @@ def test_the_second_pose_tells_all_joints_apart_and_keeps_away_from_their_limits
 
 def test_a_confirmation_holds_for_its_arm_and_its_robot() -> None:
     arm, mapping = arm_of_bundle(), confirmed(toy_mapping())
-    check_confirmed(MappedRobot(ToyArm(ToyConfig()), mapping, arm))
+    check_confirmed(MappedRobot(ToyArm(ToyConfig()), mapping, {"": arm}))
     faster = replace(arm, joints=(*arm.joints[:6], replace(arm.joints[6], max_velocity=9.0)))
     wider = replace(arm, workspace_high_m=(2.0, 2.0, 2.0))
     further = replace(arm, joints=(replace(arm.joints[0], high=pi), *arm.joints[1:]))
     for other in (faster, wider, further):
         with pytest.raises(UserError, match=r"changed after A\. Person confirmed it"):
-            check_confirmed(MappedRobot(ToyArm(ToyConfig()), mapping, other))
+            check_confirmed(MappedRobot(ToyArm(ToyConfig()), mapping, {"": other}))
     renamed = ToyArm(ToyConfig())
     renamed._now["tail.pos"] = 0.0
     with pytest.raises(UserError, match=r"changed after A\. Person confirmed it"):
-        check_confirmed(MappedRobot(renamed, mapping, arm))
+        check_confirmed(MappedRobot(renamed, mapping, {"": arm}))
 
 
 def test_a_person_has_a_name() -> None:
     with pytest.raises(UserError, match="give your name"):
-        confirm(robot_in("default", toy_mapping()), " ", np.zeros(7), 0.04)
+        confirm(robot_in("default", toy_mapping()), " ", np.zeros(7), np.array([0.04]))

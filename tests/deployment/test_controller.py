@@ -81,10 +81,9 @@ def test_differences_of_terms_are_what_the_task_observes(task: str) -> None:
 
 def observation_of(pool: MujocoPool, n: int) -> dict[str, float]:
     """Return what a robot would report of env n, by the names of embodied.deployment.robots.base."""
-    arm = pool.spec.arm
-    assert arm is not None
+    arms = pool.spec.arms
     measured = zip(
-        [*joint_names(arm), *joint_names(arm, "vel")],
+        [*joint_names(arms), *joint_names(arms, "vel")],
         [*pool.arm.joint_pos[n].tolist(), *pool.arm.joint_vel[n].tolist()],
         strict=True,
     )
@@ -108,7 +107,9 @@ def test_the_state_of_a_robot_is_that_of_the_simulation() -> None:
         state = builder.state(observation, float(pool.arm.finger_targets[n, 0])) * scale
         same = [name not in ("fingers[0]", "fingers[1]") for name in pool.spec.state_names]
         np.testing.assert_allclose(state[same], obs[n][same], atol=2e-6)
-        np.testing.assert_allclose(builder.chain.tool(builder.qpos(observation))[0], pool.view.tcp_pos[n], atol=1e-9)
+        np.testing.assert_allclose(
+            builder.chains[""].tool(builder.qpos(observation))[0], pool.view.tcp_pos[n], atol=1e-9
+        )
 
 
 def test_a_missing_or_bad_measurement_is_named() -> None:

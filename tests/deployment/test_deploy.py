@@ -49,7 +49,7 @@ def loop_on(
     robot: SimRobot, planner: Any = None, latency_s: float = 0.0, ramp_s: float = 0.0, **options: Any
 ) -> ControlLoop:
     inference = Inference(planner or PolicyRunner(flow_bundle()), robot, latency_s, simulated=True)
-    safety = Safety(BUNDLE.arm)
+    safety = Safety(BUNDLE.arms)
     safety.limits = replace(safety.limits, ramp_s=ramp_s)
     return ControlLoop(BUNDLE, robot, inference, safety, **options)
 
@@ -106,7 +106,7 @@ def test_a_policy_trained_under_delays_gets_delay_and_prefix(robot: SimRobot, tm
 
     def loop_under(latency_s: float) -> ControlLoop:
         inference = Inference(Noting(), robot, latency_s, simulated=True)
-        return ControlLoop(bundle, robot, inference, Safety(bundle.arm), schedule="rtc")
+        return ControlLoop(bundle, robot, inference, Safety(bundle.arms), schedule="rtc")
 
     loop = loop_under(0.1)
     for episode in range(2):
@@ -226,7 +226,7 @@ def test_home_is_reached_within_the_limits(robot: SimRobot) -> None:
     robot.reset(0, 0)
     loop = loop_on(robot)
     loop.run(steps=20)
-    assert move_home(robot, BUNDLE.arm, loop.safety, robot)
+    assert move_home(robot, BUNDLE.arms, loop.safety, robot)
     observation = robot.get_observation()
     assert max(abs(observation[f"{joint.name}.pos"] - joint.home) for joint in BUNDLE.arm.joints) < 0.02
 
@@ -248,7 +248,7 @@ def test_the_way_home_is_straight_and_waits_for_an_arm_that_is_blocked(
         return action
 
     monkeypatch.setattr(robot, "send_action", blocked)
-    assert move_home(robot, BUNDLE.arm, loop.safety, robot)
+    assert move_home(robot, BUNDLE.arms, loop.safety, robot)
     targets, way = np.array(sent), np.array([joint.home for joint in BUNDLE.arm.joints]) - start
     waiting = targets[free_after - 20 : free_after - 1]
     assert np.abs(waiting - start).max() < 0.5 * loop.safety.limits.max_lead_J.max()
@@ -260,12 +260,12 @@ def test_the_way_home_is_straight_and_waits_for_an_arm_that_is_blocked(
 
 def test_the_way_home_keeps_away_from_a_tightened_speed(robot: SimRobot, monkeypatch: pytest.MonkeyPatch) -> None:
     robot.reset(0, 0)
-    loop, safety = loop_on(robot), Safety(BUNDLE.arm, 0.2)
+    loop, safety = loop_on(robot), Safety(BUNDLE.arms, 0.2)
     record = loop.run(steps=20)
     safety.start(record.steps[-1].qpos, loop.safety.hold()[1], robot.now())
     seen, observe = [], robot.get_observation
     monkeypatch.setattr(robot, "get_observation", lambda: seen.append(observe()) or seen[-1])
-    assert move_home(robot, BUNDLE.arm, safety, robot)
+    assert move_home(robot, BUNDLE.arms, safety, robot)
     assert len(seen) > 20
     moved = np.array([[entry[f"{joint.name}.vel"] for joint in BUNDLE.arm.joints] for entry in seen[10:]])
     assert (np.abs(moved) < 0.75 * safety.limits.max_velocity_J).all()
@@ -343,7 +343,7 @@ def test_real_time_keeps_its_rate() -> None:
     with SimRobot(BUNDLE, SIMULATION) as robot:
         robot.reset(0, 0)
         inference = Inference(PolicyRunner(flow_bundle()), Clock())
-        loop = ControlLoop(BUNDLE, robot, inference, Safety(BUNDLE.arm), schedule="rtc")
+        loop = ControlLoop(BUNDLE, robot, inference, Safety(BUNDLE.arms), schedule="rtc")
         record = loop.run(steps=10)
         inference.close()
         assert len(record.steps) == 10

@@ -85,7 +85,7 @@ def robot() -> Iterator[Faulty]:
 
 def loop_on(robot: Faulty, **options: Any) -> ControlLoop:
     return ControlLoop(
-        BUNDLE, robot, Inference(Still(), robot, simulated=True), Safety(BUNDLE.arm), **options
+        BUNDLE, robot, Inference(Still(), robot, simulated=True), Safety(BUNDLE.arms), **options
     )  # fmt: skip
 
 
@@ -305,7 +305,7 @@ def test_no_server_loosens_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         words = [f"bundle={reach_bundle()}", TOY, f"mapping={tmp_path / 'toy.json'}", f"server={address}", "home=false"]
         outcome = run(deploy_command.main, words)
     assert outcome.code == 0 or "check unit, order, sign and place" in outcome.stderr, outcome.stderr  # it came far
-    limits, chain, leads = Limits.of(bundle.arm), Chain(bundle.arm), []
+    limits, chain, leads = Limits.of(bundle.arms), Chain(bundle.arm), []
     assert len(moves) > 10
     for before, command in moves:
         entries = [mapping.joints[joint.name] for joint in bundle.arm.joints]

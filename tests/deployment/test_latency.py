@@ -97,7 +97,7 @@ class Closing:
 def run(robot: SimRobot, planner: Any, latency_s: float, steps: int = 16, **options: Any) -> EpisodeRecord:
     robot.reset(0, 0)
     inference, bundle = Inference(planner, robot, latency_s, simulated=True), planner.bundle
-    return ControlLoop(bundle, robot, inference, Safety(bundle.arm), **options).run(steps=steps)
+    return ControlLoop(bundle, robot, inference, Safety(bundle.arms), **options).run(steps=steps)
 
 
 @pytest.mark.parametrize("latency_ms", [0, 1, 7, 23, 26, 44, 74, 90, 100, 100.5, 104, 106, 120, 130])

@@ -22,7 +22,7 @@ from PIL import Image
 from embodied import deploy as deploy_command
 from embodied.core.arm import Chain
 from embodied.core.errors import UserError
-from embodied.core.spec import ArmSpec
+from embodied.core.spec import Arms
 from embodied.deployment.bundle.format import read_bundle
 from embodied.deployment.control.inference import Clock
 from embodied.deployment.control.safety import Safety
@@ -50,17 +50,21 @@ def arm_of_bundle():
     return read_bundle(reach_bundle()).arm
 
 
+def arms_of_bundle() -> Arms:
+    return read_bundle(reach_bundle()).arms
+
+
 def toy_mapping() -> RobotMapping:
     """Return the right mapping of the toy arm."""
     joints = {f"joint{i + 1}": Entry(f"{NAMES[i]}.pos", "deg", SIGNS[i], OFFSETS_DEG[i] * pi / 180) for i in range(7)}
     return RobotMapping("toy_arm", joints, Entry("gripper.pos", "percent", low=0.0, high=0.04))
 
 
-def confirmed(mapping: RobotMapping, arm: ArmSpec | None = None) -> RobotMapping:
+def confirmed(mapping: RobotMapping, arms: Arms | None = None) -> RobotMapping:
     """Return a mapping of the toy arm that a person has confirmed in both poses, whatever it reads there."""
-    arm = arm or arm_of_bundle()
-    for pose in poses(arm).values():
-        mapping = confirm(MappedRobot(ToyArm(ToyConfig()), mapping, arm), "A. Person", pose, arm.gripper.open_m)
+    arms = arms or arms_of_bundle()
+    for pose in poses(arms).values():
+        mapping = confirm(MappedRobot(ToyArm(ToyConfig()), mapping, arms), "A. Person", pose, np.array([0.04]))
     return mapping
 
 
@@ -86,7 +90,7 @@ def test_numbers_go_both_ways(entry: Entry, theirs: float, ours: float) -> None:
 
 
 def test_a_mapped_robot_speaks_our_names_whatever_the_order() -> None:
-    robot = MappedRobot(ToyArm(ToyConfig()), toy_mapping(), arm_of_bundle())
+    robot = MappedRobot(ToyArm(ToyConfig()), toy_mapping(), arms_of_bundle())
     assert isinstance(robot, Robot)
     robot.robot.connect()
     observation = robot.get_observation()
@@ -106,16 +110,16 @@ def test_a_mapped_robot_speaks_our_names_whatever_the_order() -> None:
 
 
 def test_a_mapping_needs_a_person(tmp_path: Path) -> None:
-    path, arm = tmp_path / "mapping.json", arm_of_bundle()
+    path, arms = tmp_path / "mapping.json", arms_of_bundle()
     with pytest.raises(UserError, match="nobody has confirmed"):
-        check_confirmed(MappedRobot(ToyArm(ToyConfig()), toy_mapping(), arm))
+        check_confirmed(MappedRobot(ToyArm(ToyConfig()), toy_mapping(), arms))
     write_mapping(path, confirmed(toy_mapping()))
-    check_confirmed(MappedRobot(ToyArm(ToyConfig()), read_mapping(path), arm))
+    check_confirmed(MappedRobot(ToyArm(ToyConfig()), read_mapping(path), arms))
     content = json.loads(path.read_text())
     content["joints"]["joint2"]["sign"] = 1
     path.write_text(json.dumps(content))
     with pytest.raises(UserError, match=r"changed after A. Person confirmed it"):
-        check_confirmed(MappedRobot(ToyArm(ToyConfig()), read_mapping(path), arm))
+        check_confirmed(MappedRobot(ToyArm(ToyConfig()), read_mapping(path), arms))
 
 
 @pytest.mark.parametrize(
@@ -144,13 +148,13 @@ def test_a_mapping_that_does_not_fit_is_refused(change: object, message: str) ->
     mapping = toy_mapping()
     change(mapping)  # type: ignore[operator]
     with pytest.raises(UserError, match=message):
-        MappedRobot(ToyArm(ToyConfig()), mapping, arm_of_bundle())
+        MappedRobot(ToyArm(ToyConfig()), mapping, arms_of_bundle())
 
 
 def test_a_draft_takes_joints_by_the_end_of_their_names_or_else_in_order() -> None:
     bundle, robot = read_bundle(reach_bundle()), ToyArm(ToyConfig())
     mapping = propose(bundle, robot)
-    mapping.check(bundle.arm)
+    mapping.check(bundle.arms)
     assert [entry.name for entry in mapping.joints.values()] == [f"{name}.pos" for name in NAMES]
     assert {entry.unit for entry in mapping.joints.values()} == {"deg"}  # as -112.5 can be no radians
     robot._now = {f"fr3_joint{i}.pos": 0.5 * i for i in (3, 1, 2, 7, 6, 5, 4)} | {"gripper.pos": 0.0}
@@ -180,7 +184,7 @@ def test_the_skeleton_ends_at_the_tool() -> None:
 
 def test_pictures_are_png_and_show_both_poses() -> None:
     home = np.array([joint.home for joint in arm_of_bundle().joints])
-    image = draw_poses(arm_of_bundle(), {"now": home, "default": home + 0.3})
+    image = draw_poses(arms_of_bundle(), {"now": home, "default": home + 0.3})
     np.testing.assert_array_equal(np.asarray(Image.open(io.BytesIO(encode_png(image)))), image)
     for colour in ((31, 119, 180), (214, 39, 40)):
         assert (image == colour).all(-1).sum() > 500
@@ -206,7 +210,7 @@ def test_the_way_of_a_new_robot(tmp_path: Path) -> None:
     assert "move the arm by hand into its second pose" in first.stderr
     half = run(deploy_command.main, words)
     assert (half.code, "confirmed this mapping in one pose" in half.stderr) == (2, True)
-    options = json.dumps({"pose_deg": np.rad2deg(poses(arm_of_bundle())["second"]).tolist()})
+    options = json.dumps({"pose_deg": np.rad2deg(poses(arms_of_bundle())["second"]).tolist()})
     second = run(deploy_command.main, [*words, "confirm_mapping=A. Person", f"robot_options={options}"])
     assert (second.code, second.result["confirmed"]) == (0, True), second.stderr
     done = run(deploy_command.main, [*words, "home=false"])
@@ -270,12 +274,12 @@ def test_a_robot_that_fails_ends_the_deployment_with_its_reason_and_a_report(
 def test_no_arm_is_moved_home_by_old_numbers() -> None:
     bundle = read_bundle(reach_bundle())
     arm = ToyArm(ToyConfig(fails_after=2, fault="stale"))
-    robot, safety = MappedRobot(arm, toy_mapping(), bundle.arm), Safety(bundle.arm)
+    robot, safety = MappedRobot(arm, toy_mapping(), bundle.arms), Safety(bundle.arms)
     arm.connect()
-    safety.start(np.deg2rad(HOME_DEG), 0.04, time.monotonic())
+    safety.start(np.deg2rad(HOME_DEG), np.array([0.04]), time.monotonic())
     arm._now["base.pos"] += 40.0
     with pytest.raises(UserError, match=r"the observation is 3\.0.* s old, for 1 s"):
-        move_home(robot, bundle.arm, safety, Clock())
+        move_home(robot, bundle.arms, safety, Clock())
     assert safety.counts["stale"] == 1
     assert len({sent["base.pos"] for sent in arm.sent[2:]}) == 1
 
@@ -315,19 +319,19 @@ class ToyArmOfTwoNames(ToyArm):
 
 def test_what_the_mapping_names_counts_and_no_number_of_the_same_name() -> None:
     arm, mapping = ToyArmOfTwoNames(ToyConfig()), replace(toy_mapping(), external={"cube_pos[0]": "cube_x"})
-    robot = MappedRobot(arm, mapping, arm_of_bundle())
+    robot = MappedRobot(arm, mapping, arms_of_bundle())
     arm.connect()
     found = robot.get_observation()
     assert (found["joint1.vel"], found["cube_pos[0]"], found["goal[0]"]) == (0.0, 1.0, 0.5)
     with pytest.raises(UserError, match="Did you mean 'cube_x'"):
-        MappedRobot(arm, replace(mapping, external={"cube_pos[0]": "cube_y"}), arm_of_bundle())
+        MappedRobot(arm, replace(mapping, external={"cube_pos[0]": "cube_y"}), arms_of_bundle())
 
 
 @pytest.mark.parametrize("stamp_s", [None, 0.0, 0.15, -5.0])
 def test_speeds_are_of_the_times_at_which_positions_change(stamp_s: float | None) -> None:
     """A driver that measures at 10 Hz is asked at 100 Hz; its time stamp may be of another number, or wrong."""
     arm = ToyArm(ToyConfig())
-    robot, speeds = MappedRobot(arm, toy_mapping(), arm_of_bundle()), list[float]()
+    robot, speeds = MappedRobot(arm, toy_mapping(), arms_of_bundle()), list[float]()
     began_s = time.monotonic()
 
     def observe() -> dict[str, Any]:
@@ -346,7 +350,7 @@ def test_speeds_are_of_the_times_at_which_positions_change(stamp_s: float | None
 def test_an_encoder_s_last_digit_is_no_speed() -> None:
     """At 1 kHz an arm that stands still reads one digit more or less; a moving one has its speed."""
     arm = ToyArm(ToyConfig())
-    robot, speeds = MappedRobot(arm, toy_mapping(), arm_of_bundle()), []
+    robot, speeds = MappedRobot(arm, toy_mapping(), arms_of_bundle()), []
     arm.get_observation = lambda: dict(arm._now) | {"base.pos": 0.05 * (arm.observations % 2)}  # type: ignore[method-assign]
     for arm.observations in range(150):
         speeds.append(robot.get_observation()["joint1.vel"])

@@ -149,10 +149,10 @@ def test_the_template_is_driven_by_a_mapping(template: types.ModuleType, topics:
     external = {f"goal[{i}]": f"goal_pos[{i}]" for i in range(3)}
     mapping = RobotMapping("ros2_robot", joints, Entry("fr3_finger_joint1.pos", "m"), external)
     assert propose(bundle, arm) == mapping
-    mapped = MappedRobot(arm, mapping, bundle.arm)
+    mapped = MappedRobot(arm, mapping, bundle.arms)
     assert mapped.get_observation()["timestamp"] == min(arm._at_s.values())
     inference = Inference(runner, Clock())
-    loop = ControlLoop(bundle, mapped, inference, Safety(bundle.arm))
+    loop = ControlLoop(bundle, mapped, inference, Safety(bundle.arms))
     steps: list[int] = []
     loop.stop = lambda: measure() or steps.append(1) or False  # type: ignore[func-returns-value]
     record = loop.run(steps=3)

@@ -70,7 +70,7 @@ def test_an_episode_is_the_one_of_the_evaluation_with_the_last_targets_in_its_st
     while len(expected) < 36:
         rollout.step()
     env.close()
-    safety = Safety(bundle.arm)
+    safety = Safety(bundle.arms)
     safety.limits = replace(safety.limits, ramp_s=0.0)
     with SimRobot(bundle, read_simulation(lift_bundle()), lockstep=True) as robot:
         robot.reset(5, 1)

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from embodied.core.errors import UserError
 from embodied.core.spec import CameraSpec
-from embodied.deployment.bundle.write import check_exportable
 from embodied.envs import make_sampler
 from embodied.envs.checks.conformance import check_env
 from embodied.envs.checks.robot import check_robot
@@ -176,11 +175,7 @@ def test_what_does_not_fit_is_refused(task: str, config: dict[str, Any], why: st
     assert "\n" not in str(error.value)
 
 
-def test_what_needs_one_arm_is_refused() -> None:
-    with pytest.raises(
-        UserError, match=r"moves 2 arms \(left_joint_pos, right_joint_pos\): only one arm can be exported"
-    ):
-        check_exportable(two(num_envs=1).spec)
+def test_a_camera_of_one_hand_has_its_side_in_its_name() -> None:
     with pytest.raises(UserError, match=r"no camera 'wrist'\. It has: left/wrist, right/wrist"):
         two(num_envs=1, cameras=[CameraSpec.square("wrist", 16)])
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from embodied.core.errors import UserError, unknown_name
-from embodied.core.spec import ActionTerm, ArmSpec, Box, CameraSpec, EnvSpec, Instruction, Term
+from embodied.core.spec import ActionTerm, Arms, ArmSpec, Box, CameraSpec, EnvSpec, Instruction, Term, arms_of
 
 POLICY_FILE, PARITY_FILE, SIMULATION_FILE, README_FILE = "policy.onnx", "parity.npz", "simulation.json", "README.md"
 BESIDE_POLICY = (PARITY_FILE, SIMULATION_FILE, README_FILE)  # files that are no part of the policy
@@ -60,9 +60,12 @@ class Bundle:
     """``ee_delta`` or ``joint_delta``, as in ``arm.control``."""
     action: tuple[ActionTerm, ...]
     """Entries of an action, A of them. The output ``actions`` is in ``unit``: offset + scale * x, with x in [-1, 1].
-    The last entry is the target of each finger, in ``arm.gripper.position_unit``: ``arm.gripper.open_m`` opens."""
+    The last entry of an arm is the target of each finger, in ``arm.gripper.position_unit``: ``arm.gripper.open_m``
+    opens."""
     arm: ArmSpec
     """The arm: order and names of its joints, limits, gains, default pose, kinematics, workspace."""
+    right_arm: ArmSpec | None
+    """The right one of two arms of a kind, as in ``EnvSpec``; then ``arm`` is the left one. None: there is one arm."""
     robot: str
     """Manufacturer and model of the robot in training."""
     control_dt_s: float
@@ -86,6 +89,10 @@ class Bundle:
     """How to read the other entries, for people (``embodied.deployment.bundle.write.notes_of``)."""
 
     @property
+    def arms(self) -> Arms:
+        return arms_of(self.arm, self.right_arm)
+
+    @property
     def state_dim(self) -> int:
         """Size S of ``state``."""
         return sum(term.size for term in self.state)
@@ -101,7 +108,7 @@ class Bundle:
         return EnvSpec(
             task=self.origin.task, state=self.state, action=Box(self.action), control_dt_s=self.control_dt_s,
             max_episode_steps=self.max_episode_steps, cameras=self.cameras, instructions=self.instructions,
-            robot=self.robot, arm=self.arm,
+            robot=self.robot, arm=self.arm, right_arm=self.right_arm,
         )  # fmt: skip
 
     @property

@@ -8,7 +8,7 @@ import json
 import re
 import zipfile
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from math import hypot, inf, prod
 from pathlib import Path
 from typing import Any
@@ -55,7 +55,8 @@ RANGES: Ranges = {
     "arm.gripper.open_m": (-4, 4), "arm.gripper.closed_m": (-4, 4), "arm.gripper.max_position_m": (0, 4),
     "arm.gripper.max_step_m": (1e-6, 1), "arm.gripper.fingers": (1, 100),
 }  # fmt: skip
-"""Lowest and highest value of each number of ``Bundle``; ``[]`` stands for every entry of a list."""
+"""Lowest and highest value of each number of ``Bundle``; ``[]`` stands for every entry of a list. Those of ``arm`` are
+also those of ``right_arm``."""
 MAX_ENTRIES = 4096  # entries of a list
 MAX_TEXT = 10_000  # letters of a text
 MAX_NOISE = 2**20
@@ -99,8 +100,9 @@ def parse_bundle(content: Any, where: str) -> Bundle:
             if len(value) > MAX_TEXT or not value.isprintable():
                 raise UserError(f"{where}: {name}: got {one_line(value)[:60]!r}, allowed: printable text")
         elif isinstance(value, (int, float)) and not isinstance(value, bool):
-            check_range(f"{where}: {name}", value, *RANGES[re.sub(r"\[\d+\]", "[]", name)])
-    for fits, message in (*_of_sizes(bundle), *_of_arm(bundle.arm), *_of_gripper(bundle), *_of_terms(bundle)):
+            check_range(f"{where}: {name}", value, *RANGES[re.sub(r"\[\d+\]", "[]", name).removeprefix("right_")])
+    rules = *_of_sizes(bundle), *_of_arm("arm", bundle.arm), *_of_right_arm(bundle), *_of_gripper(bundle)
+    for fits, message in (*rules, *_of_terms(bundle)):
         if not fits:
             raise UserError(f"{where}: {one_line(message)}")
     return bundle
@@ -161,7 +163,7 @@ Rules = Iterator[tuple[bool, str]]  # whether something fits, and what to say if
 def _of_sizes(bundle: Bundle) -> Rules:
     """Yield the rules between chunk, actions, noise, cameras and instructions."""
     joints = len(bundle.arm.joints)
-    needed = (joints if bundle.arm.control == "joint_delta" else 3 + bundle.arm.rotation) + 1
+    needed = len(bundle.arms) * ((joints if bundle.arm.control == "joint_delta" else 3 + bundle.arm.rotation) + 1)
     yield joints > 0, "arm.joints: is empty"
     yield bundle.action_dim == needed, f"action: has {bundle.action_dim} entries, the arm's control needs {needed}"
     yield bundle.action_type == bundle.arm.control, f"action_type: got {bundle.action_type}, arm.control has another"
@@ -183,6 +185,7 @@ def _of_terms(bundle: Bundle) -> Rules:
     """Yield the rules of the terms of the state and their recorded ranges."""
     sizes = SIZES | dict.fromkeys(("joint_pos", "joint_vel", "joint_target"), len(bundle.arm.joints))
     sizes["fingers"] = bundle.arm.gripper.fingers
+    sizes = {side + name: size for side in bundle.arms for name, size in sizes.items()}
     names = [name for term in bundle.state for name in term.entry_names]
     known = set(sizes) | {term.name for term in bundle.state if term.difference is None}
     yield bool(names), "state: is empty"
@@ -196,7 +199,7 @@ def _of_terms(bundle: Bundle) -> Rules:
             known.add(term.name)
     found = [entry.name for entry in bundle.state_range]
     yield found == names, f"state_range: has {len(found)} entries, needed those of state, {len(names)}, in order"
-    joints = {f"joint_pos[{i}]": joint for i, joint in enumerate(bundle.arm.joints)}
+    joints = {f"{side}joint_pos[{i}]": joint for side, arm in bundle.arms.items() for i, joint in enumerate(arm.joints)}
     for entry in bundle.state_range:
         yield entry.low <= entry.high, f"state_range: {entry.name}: low {entry.low:g} is above high {entry.high:g}"
         joint = joints.get(entry.name)
@@ -207,19 +210,32 @@ def _of_terms(bundle: Bundle) -> Rules:
             yield inside, f"state_range: {entry.name}: {ends} is outside of {joint.name}'s limits"
 
 
-def _of_arm(arm: ArmSpec) -> Rules:
+def _of_arm(key: str, arm: ArmSpec) -> Rules:
     """Yield the rules of an arm's joints and workspace."""
     for i, joint in enumerate(arm.joints):
-        where = f"arm.joints[{i}]"
+        where = f"{key}.joints[{i}]"
         yield joint.low < joint.high, f"{where}: low {joint.low:g} is not below high {joint.high:g}"
         yield joint.low <= joint.home <= joint.high, f"{where}: home {joint.home:g} is outside of low to high"
         ahead_s = joint.damping / joint.stiffness
         yield ahead_s <= MAX_LEAD_TIME_S, f"{where}: damping / stiffness is {ahead_s:g} s, allowed: {MAX_LEAD_TIME_S:g}"
-        vectors = {f"{where}.quat": joint.quat, f"{where}.axis": joint.axis, "arm.tool_quat": arm.tool_quat}
+        vectors = {f"{where}.quat": joint.quat, f"{where}.axis": joint.axis, f"{key}.tool_quat": arm.tool_quat}
         for name, vector in vectors.items():
             yield abs(hypot(*vector) - 1) < 1e-3, f"{name}: its length is {hypot(*vector):g}, needed 1"
     for low, high in zip(arm.workspace_low_m, arm.workspace_high_m, strict=True):
-        yield low < high, f"arm.workspace: low {low:g} is not below high {high:g}"
+        yield low < high, f"{key}.workspace: low {low:g} is not below high {high:g}"
+
+
+def _of_right_arm(bundle: Bundle) -> Rules:
+    """Yield the rules of a second arm, which differs from the first one only by where it stands."""
+    arm, right = bundle.arm, bundle.right_arm
+    if right is None:
+        return
+    yield from _of_arm("right_arm", right)
+    place = right.joints[0].pos_m if right.joints else (0.0, 0.0, 0.0)
+    joints = tuple(replace(joint, pos_m=place) for joint in arm.joints[:1]) + arm.joints[1:]
+    low_m, high_m = right.workspace_low_m, right.workspace_high_m
+    same = replace(arm, joints=joints, workspace_low_m=low_m, workspace_high_m=high_m) == right
+    yield same, "right_arm: is of another kind than arm"
 
 
 def _of_gripper(bundle: Bundle) -> Rules:
@@ -228,11 +244,14 @@ def _of_gripper(bundle: Bundle) -> Rules:
     ends, unit = (gripper.closed_m, gripper.open_m), gripper.position_unit
     yield unit == "rad" or max(*map(abs, ends), gripper.max_position_m) <= 1, "arm.gripper: a position is above 1 m"
     yield ends[0] != ends[1] and max(ends) <= gripper.max_position_m, "arm.gripper: open, closed and largest do not fit"
-    low, high = action[-1].offset - action[-1].scale, action[-1].offset + action[-1].scale
-    close = max(abs(low - ends[0]), abs(high - ends[1])) < 1e-6
-    yield close, f"action: the last one is {low:g} to {high:g} {unit}, the gripper's {ends[0]:g} to {ends[1]:g} {unit}"
-    smallest = min((term.scale for term in action[:-1]), default=inf)
-    yield smallest > 0, f"action: a scale is {smallest:g}, allowed: above 0"
+    size = len(action) // len(bundle.arms)
+    for last in action[size - 1 :: size]:
+        low, high = last.offset - last.scale, last.offset + last.scale
+        close = max(abs(low - ends[0]), abs(high - ends[1])) < 1e-6
+        ours, needed = f"{low:g} to {high:g} {unit}", f"{ends[0]:g} to {ends[1]:g} {unit}"
+        yield close, f"action: {last.name} is {ours}, the gripper's {needed}"
+    moves = [term.scale for i, term in enumerate(action) if (i + 1) % size]
+    yield min(moves, default=inf) > 0, f"action: a scale is {min(moves, default=inf):g}, allowed: above 0"
 
 
 def read_json(path: Path, max_bytes: int) -> Any:

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from embodied.core.errors import UserError
 from embodied.core.policy import Policy
-from embodied.core.spec import ArmSpec, Box, EnvSpec
+from embodied.core.spec import Arms, Box, EnvSpec, joints_of
 from embodied.core.types import Obs
 from embodied.core.user_files import sha256
 from embodied.deployment.bundle.description import (
@@ -97,9 +97,6 @@ def check_exportable(spec: EnvSpec, robot: str = "") -> None:
     """Raise UserError unless a robot's computer can execute the policy's actions. robot: value of ``task.robot``."""
     if not isinstance(spec.action, Box):
         raise UserError(f"task {spec.task} has choices for actions: only continuous actions can be exported")
-    arms = [term.name for term in spec.state if term.source == "measured" and term.name.endswith("joint_pos")]
-    if len(arms) > 1:
-        raise UserError(f"task {spec.task} moves {len(arms)} arms ({', '.join(arms)}): only one arm can be exported")
     if spec.arm is None:
         if "/" in spec.task:  # of another simulator
             needed = "the kinematics and limits of an arm, which the spec of a family can describe"
@@ -176,43 +173,49 @@ def _describe(source: Source) -> Bundle:
     state = source.recorded["state"] / torch.from_numpy(spec.state_scale)
     ends = zip(spec.state_names, state.amin(0).tolist(), state.amax(0).tolist(), strict=True)
     return Bundle(
-        format=FORMAT, origin=source.origin, files={}, notes=notes_of(spec.arm), parity_tolerance=TOLERANCE,
+        format=FORMAT, origin=source.origin, files={}, notes=notes_of(spec.arms), parity_tolerance=TOLERANCE,
         parity_max=0.0, history=1, cameras=spec.cameras,
         state=spec.state, state_range=tuple(ObservedRange(*entry) for entry in ends),
         instructions=spec.instructions, action_type=spec.arm.control, action=spec.action.terms, arm=spec.arm,
+        right_arm=spec.right_arm,
         robot=spec.robot, control_dt_s=spec.control_dt_s, max_episode_steps=spec.max_episode_steps,
         horizon=policy.horizon, execute=policy.execute, max_delay=source.max_delay,
         noise_shape=policy.plan_noise_shape, noise=source.noise,
     )  # fmt: skip
 
 
-def notes_of(arm: ArmSpec) -> tuple[str, ...]:
+def notes_of(arms: Arms) -> tuple[str, ...]:
     """Return the notes on the entries of ``bundle.json``."""
+    arm, two = next(iter(arms.values())), len(arms) > 1
     pose = "pose of the last targets, which begin as the measured one" if arm.from_target else "measured pose"
     meet, turn = "the distance from the point where the fingers meet", "the position of the joint that turns it, rad"
+    what, of = meet if arm.gripper.position_unit == "m" else turn, " of each arm" if two else ""
+    frames = "Poses are in the frame of the joint before."
+    both = ("arms: names that begin with left_ are of arm, those with right_ of right_arm, in one frame.",)
     return (
         "state: give numbers in their unit, as measured. Do not multiply by scale: the model does it itself.",
         "actions: the output is in unit already. scale and offset only say its range, from offset - scale to offset + "
-        f"scale. Entries but the last are displacements from the {pose}, per control step.",
-        "arm: rad, m, N m, N and seconds. A quaternion is (w, x, y, z). Poses are in the frame of the joint before.",
-        f"gripper: the last action is the target of each finger, {meet if arm.gripper.position_unit == 'm' else turn}.",
+        f"scale. Entries but the last{of} are displacements from the {pose}, per control step.",
+        f"arm: rad, m, N m, N and seconds. A quaternion is (w, x, y, z). {frames}",
+        f"gripper: the last action{of} is the target of each finger, {what}.",
         "noise: zeros plan deterministically; standard normals draw one of the policy's ways of acting.",
+        *(both if two else ()),
     )
 
 
 def _metadata(bundle: Bundle) -> dict[str, str]:
     """Return the metadata of policy.onnx; keys and format (three decimals, commas) as mjlab's exporter writes them."""
-    joints = bundle.arm.joints
+    joints = joints_of(bundle.arms)
     numbers = {
-        "joint_stiffness": [joint.stiffness for joint in joints],
-        "joint_damping": [joint.damping for joint in joints],
-        "default_joint_pos": [joint.home for joint in joints],
+        "joint_stiffness": [joint.stiffness for joint in joints.values()],
+        "joint_damping": [joint.damping for joint in joints.values()],
+        "default_joint_pos": [joint.home for joint in joints.values()],
         "action_scale": [term.scale for term in bundle.action],
     }
     return {
         "run_path": bundle.origin.run,
         "command_names": "",
-        "joint_names": ",".join(joint.name for joint in joints),
+        "joint_names": ",".join(joints),
         "observation_names": ",".join(term.name for term in bundle.state),
         **{name: ",".join(f"{value:.3f}" for value in values) for name, values in numbers.items()},
     }
@@ -238,9 +241,9 @@ def bundle_readme(bundle: Bundle) -> str:
         low, high = sorted((action.offset - action.scale, action.offset + action.scale))
         actions.append(f"| {i} | {action.name} | {action.meaning} | {action.unit} | {low:.4g} to {high:.4g} |")
     joints = [
-        f"| {joint.name} | {joint.kind} | {joint.low:.4f} | {joint.high:.4f} | {joint.max_velocity} | "
+        f"| {name} | {joint.kind} | {joint.low:.4f} | {joint.high:.4f} | {joint.max_velocity} | "
         f"{joint.stiffness:g} | {joint.damping:g} | {joint.home:.4f} |"
-        for joint in bundle.arm.joints
+        for name, joint in joints_of(bundle.arms).items()
     ]
     newline, unit = "\n", gripper.position_unit
     finger = "distance of each finger from the centre" if unit == "m" else "position of the joint that turns it"

@@ -9,9 +9,9 @@ from numpy.typing import NDArray
 
 from embodied.core.arm import ArmLaw, Array, Chain, ToolPose
 from embodied.core.errors import UserError
-from embodied.core.spec import ActionTerm, ArmSpec, EnvSpec
+from embodied.core.spec import ActionTerm, Arms, ArmSpec, EnvSpec
 from embodied.deployment.bundle.description import Bundle
-from embodied.deployment.robots.base import GRIPPER, Observation, Unusable, age, joint_names, number
+from embodied.deployment.robots.base import GRIPPER, Observation, Unusable, age, gripper_names, joint_names, number
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,15 +38,15 @@ class StateBuilder:
     """
 
     def __init__(self, described: Bundle | EnvSpec) -> None:
-        """Raise UserError if there is a term that nothing here can provide. described: it has an arm."""
-        arm, terms = described.arm, described.state
-        assert arm is not None
-        self.arm, self.terms, self.cameras, self.chain = arm, terms, described.cameras, Chain(arm)
-        self._positions, self._velocities = joint_names(arm), joint_names(arm, "vel")
-        own = {"joint_pos", "joint_vel", "joint_target", "fingers", "finger_target", "tcp_pos", "tcp_vel"}
-        names = own | {term.name for term in terms}
-        self.external = [term for term in terms if term.name not in own and term.difference is None]
-        for term in terms:
+        """Raise UserError if there is a term that nothing here can provide. described: it has an arm, or two."""
+        self.arms, self.terms, self.cameras = described.arms, described.state, described.cameras
+        self.chains = {side: Chain(arm) for side, arm in self.arms.items()}
+        self._positions, self._velocities = joint_names(self.arms), joint_names(self.arms, "vel")
+        of_arm = ("joint_pos", "joint_vel", "joint_target", "fingers", "finger_target", "tcp_pos", "tcp_vel")
+        own = {side + name for side in self.arms for name in of_arm}
+        names = own | {term.name for term in self.terms}
+        self.external = [term for term in self.terms if term.name not in own and term.difference is None]
+        for term in self.terms:
             inputs = set() if term.difference is None else {term.difference.of, term.difference.minus}
             if not inputs <= names or (term.name not in own and term.source != "external"):
                 raise UserError(f"the term {term.name} cannot be computed from a robot's observation")
@@ -54,7 +54,7 @@ class StateBuilder:
     @property
     def needed(self) -> list[str]:
         """Names of the numbers that the observation must have."""
-        return [*self._positions, *self._velocities, GRIPPER, *self.external_names]
+        return [*self._positions, *self._velocities, *gripper_names(self.arms), *self.external_names]
 
     @property
     def external_names(self) -> list[str]:
@@ -62,28 +62,33 @@ class StateBuilder:
         return [name for term in self.external for name in term.entry_names]
 
     def qpos(self, observation: Mapping[str, Any]) -> Array:
-        """Return the joint positions [J]."""
+        """Return the joint positions [J] of all arms."""
         return self._numbers(observation, self._positions)
 
     def qvel(self, observation: Mapping[str, Any]) -> Array:
-        """Return the joint velocities [J]."""
+        """Return the joint velocities [J] of all arms."""
         return self._numbers(observation, self._velocities)
 
     def state(
-        self, observation: Mapping[str, Any], finger_target_m: float, joint_target_J: Array | None = None
+        self, observation: Mapping[str, Any], finger_target_m: float | Array, joint_target_J: Array | None = None
     ) -> NDArray[np.float32]:
         """Return the state [S], physical units. Unusable for an entry that is missing or not finite.
 
-        joint_target: the last joint targets that were sent; None: there are none yet.
+        finger_target: that of each arm, [arms]. joint_target: the last joint targets that were sent; None: there are
+        none yet.
         """
         qpos, qvel = self.qpos(observation), self.qvel(observation)
-        position, _, jacobian = self.chain.tool(qpos)
-        parts: dict[str, Array] = {
-            "joint_pos": qpos, "joint_vel": qvel, "tcp_pos": position, "tcp_vel": jacobian[:3] @ qvel,
-            "joint_target": qpos if joint_target_J is None else joint_target_J,
-            "fingers": self._numbers(observation, [GRIPPER] * self.arm.gripper.fingers),
-            "finger_target": np.array([finger_target_m]),
-        }  # fmt: skip
+        targets, parts = qpos if joint_target_J is None else joint_target_J, dict[str, Array]()
+        of_arm = [np.split(values, len(self.arms)) for values in (qpos, qvel, targets)]
+        fingers = np.broadcast_to(finger_target_m, len(self.arms))
+        for side, qpos, qvel, target, finger in zip(self.arms, *of_arm, fingers, strict=True):
+            position, _, jacobian = self.chains[side].tool(qpos)
+            measured = self._numbers(observation, [side + GRIPPER] * self.arms[side].gripper.fingers)
+            found = {
+                "joint_pos": qpos, "joint_vel": qvel, "joint_target": target, "fingers": measured,
+                "finger_target": np.array([finger]), "tcp_pos": position, "tcp_vel": jacobian[:3] @ qvel,
+            }  # fmt: skip
+            parts |= {side + name: value for name, value in found.items()}
         for term in self.external:
             parts[term.name] = self._numbers(observation, list(term.entry_names))
         for term in self.terms:
@@ -115,7 +120,7 @@ class StateBuilder:
 
 
 class ArmController:
-    """Turn physical actions into position targets by the control law of training (embodied.core.arm)."""
+    """Turn physical actions of one arm into position targets by the control law of training (embodied.core.arm)."""
 
     def __init__(self, arm: ArmSpec, action: tuple[ActionTerm, ...]) -> None:
         self.arm, self.action = arm, action
@@ -135,3 +140,17 @@ class ArmController:
 
         targets: Array = self.law.joint_targets(action[:-1, None], qpos_J1, tool)[:, 0]
         return targets, float(finger_target_m + self.law.finger_step(action[-1], finger_target_m))
+
+
+class Controller:
+    """The controllers of all arms of a policy."""
+
+    def __init__(self, arms: Arms, action: tuple[ActionTerm, ...]) -> None:
+        size = len(action) // len(arms)
+        self.each = [ArmController(arm, action[i * size : (i + 1) * size]) for i, arm in enumerate(arms.values())]
+
+    def targets(self, action_A: NDArray[np.floating], qpos_J: Array, fingers_m: Array) -> tuple[Array, Array]:
+        """Return joint targets [J] and the next finger target of each arm; see ``ArmController.targets``."""
+        each = (np.split(values, len(self.each)) for values in (action_A, qpos_J))
+        joints, fingers = zip(*map(ArmController.targets, self.each, *each, fingers_m.tolist()), strict=True)
+        return np.concatenate(joints), np.array(fingers)

@@ -19,12 +19,12 @@ from numpy.typing import NDArray
 
 from embodied.deployment.bundle.description import Bundle
 from embodied.deployment.bundle.runner import InputSpec
-from embodied.deployment.control.arm import ArmController, Measurement, StateBuilder
+from embodied.deployment.control.arm import Controller, Measurement, StateBuilder
 from embodied.deployment.control.inference import Inference
 from embodied.deployment.control.safety import Safety, Watchdog, check_age
 from embodied.deployment.control.schedule import PlanRequest, Schedule, ticks_per_step
 from embodied.deployment.report import EpisodeRecord, Step
-from embodied.deployment.robots.base import GRIPPER, Robot, Unusable, age, joint_names
+from embodied.deployment.robots.base import Robot, Unusable, age, gripper_names, joint_names
 
 Array = NDArray[np.float64]
 PATIENCE = 0.9  # share of its period that a tick may wait for its chunk
@@ -55,12 +55,13 @@ class ControlLoop:
             schedule, bundle.horizon, bundle.execute if execute is None else execute, bundle.action_dim,
             bundle.control_dt_s, bundle.max_delay,
         )  # fmt: skip
-        self.controller, self.builder = ArmController(bundle.arm, bundle.action), StateBuilder(bundle)
+        self.controller, self.builder = Controller(bundle.arms, bundle.action), StateBuilder(bundle)
         self.inputs, self.record = InputSpec(bundle), EpisodeRecord()
         """Record of the last episode."""
-        self.episodes, self.commanded = 0, (*joint_names(bundle.arm), GRIPPER)
+        joints, grippers = joint_names(bundle.arms), gripper_names(bundle.arms)
+        self.episodes, self.commanded = 0, [*joints, *grippers]
         stroke = safety.limits.finger_high_m - safety.limits.finger_low_m
-        self.tolerances = np.array([SENT_TOLERANCE] * len(bundle.arm.joints) + [SENT_STROKE * stroke])
+        self.tolerances = np.repeat([SENT_TOLERANCE, SENT_STROKE * stroke], [len(joints), len(grippers)])
 
     def run(self, instruction: str | None = None, seed: int = 0, steps: int | None = None) -> EpisodeRecord:
         """Run one episode of at most ``steps`` control steps (None: as in training); return what happened.
@@ -96,9 +97,9 @@ class StepStart:
     state: NDArray[np.float32]
     images: dict[str, NDArray[np.uint8]]
     """What the robot measured, and what the policy sees of it: [S], and [height, width, 3] by camera."""
-    finger_m: float
+    fingers_m: Array
     target_J: Array
-    """Finger target and joint targets of the step before."""
+    """Finger target of each arm and joint targets of the step before."""
 
 
 class EpisodeRun:
@@ -113,7 +114,7 @@ class EpisodeRun:
         self.instruction, self.random = instruction, np.random.Generator(np.random.Philox(key=seed))
         self.waited_s = 0.0  # by which control steps began later because the robot waited for a chunk, or for a person
         self.start: StepStart | None = None  # of the present control step
-        self.finger_m = bundle.arm.gripper.open_m
+        self.fingers_m = np.full(len(bundle.arms), bundle.arm.gripper.open_m)
         self.step, self.phase = 0, 0  # control step, and tick within it
         self.first_latency = len(loop.inference.latencies_s)
         self.interventions_before = self.safety.counts.copy()
@@ -121,7 +122,7 @@ class EpisodeRun:
         measured = self._observe()
         self.began_s = measured.time_s
         during = f"episode {loop.episodes}"
-        self.safety.start(measured.qpos, self.finger_m, self.began_s, during, measured.age_s)
+        self.safety.start(measured.qpos, self.fingers_m, self.began_s, during, measured.age_s)
         self.goal = self.previous = self.safety.hold()[0]  # targets at the end of this control step, and before it
 
     def run(self, steps: int) -> None:
@@ -164,9 +165,9 @@ class EpisodeRun:
             if self.phase == 0:
                 target_J = self.safety.hold()[0]
                 images = loop.builder.images(measured.observation)
-                state = loop.builder.state(measured.observation, self.finger_m, target_J)
+                state = loop.builder.state(measured.observation, self.fingers_m, target_J)
                 loop.inputs.check_range(state[None])
-                start = StepStart(self.step, measured, state, images, self.finger_m, target_J)
+                start = StepStart(self.step, measured, state, images, self.fingers_m, target_J)
         except Unusable as error:
             if error.kind in ("range", "lacking") and not record.steps:
                 raise
@@ -197,7 +198,7 @@ class EpisodeRun:
             self.previous = self.goal
             self._aim(action, start)
         self.phase += 1
-        target = self._apply(self._targets(), self.finger_m, measured)
+        target = self._apply(self._targets(), self.fingers_m, measured)
         if start is not None and action is not None:
             began_s = measured.time_s - self.began_s
             record.steps.append(Step(began_s, start.state, start.images, action, measured.qpos, target))
@@ -267,7 +268,7 @@ class EpisodeRun:
         with suppress(Unusable):  # the next tick holds the robot
             measured = self._observe()
             self.safety.check_moves(measured.qpos, measured.time_s)
-            last.target = self._apply(self._targets(), self.finger_m, measured)
+            last.target = self._apply(self._targets(), self.fingers_m, measured)
         if now_s - start.measured.time_s < self.loop.bundle.control_dt_s / 2:
             last.action = action
             self._request(start)
@@ -286,7 +287,7 @@ class EpisodeRun:
     def _aim(self, action: NDArray[np.float32], start: StepStart) -> None:
         """Set the targets of a control step by its action, relative to the pose or the targets at its start."""
         pose = start.target_J if self.loop.bundle.arm.from_target else start.measured.qpos
-        self.goal, self.finger_m = self.loop.controller.targets(action, pose, start.finger_m)
+        self.goal, self.fingers_m = self.loop.controller.targets(action, pose, start.fingers_m)
 
     def _targets(self) -> Array:
         """Return the targets of the last tick that began; phase 0 means that the step has just ended."""
@@ -294,14 +295,14 @@ class EpisodeRun:
         share = (self.phase or ticks) / ticks if self.loop.interpolation == "linear" else 1.0
         return self.previous + share * (self.goal - self.previous)
 
-    def _apply(self, targets: Array, finger_m: float, measured: Measurement) -> Array:
+    def _apply(self, targets: Array, fingers_m: Array, measured: Measurement) -> Array:
         """Command targets within the limits of the safety; return those that the robot sent on."""
         now_s = measured.time_s
-        return self._send(*self.safety.filter(targets, finger_m, measured.qpos, measured.qvel, now_s, measured.age_s))
+        return self._send(*self.safety.filter(targets, fingers_m, measured.qpos, measured.qvel, now_s, measured.age_s))
 
-    def _send(self, safe: Array, finger_m: float) -> Array:
+    def _send(self, safe: Array, fingers_m: Array) -> Array:
         """Send targets that have left the safety; return those that the robot sent on."""
-        names, wanted = self.loop.commanded, np.append(safe, finger_m)
+        names, wanted = self.loop.commanded, np.append(safe, fingers_m)
         returned = self.loop.robot.send_action(dict(zip(names, wanted.tolist(), strict=True)))
         self.watchdog.answered("send_action")
         sent = np.array([float(returned[name]) for name in names])
@@ -309,7 +310,7 @@ class EpisodeRun:
         if changed.any():
             i = int(np.argmax(changed))
             self.safety.intervene("robot", f"it sent {names[i]} {sent[i]:.4f} in place of {wanted[i]:.4f}")
-        return np.where(np.isfinite(sent), sent, wanted)[:-1]
+        return np.where(np.isfinite(sent), sent, wanted)[: len(safe)]
 
     def _halt(self) -> None:
         """Command the measured position, where the robot stays, or its last targets if it is not known.
@@ -317,13 +318,13 @@ class EpisodeRun:
         The watchdog is not asked before the command: a robot that answers late must still be told to stay.
         """
         self.safety.report("stopped", "a person stopped the robot", self.clock.now())
-        held, finger_m = self.safety.hold()
+        held, fingers_m = self.safety.hold()
         try:
             measured = self._observe(watched=False)
             self.safety.check_moves(measured.qpos, measured.time_s)
         except (Unusable, ConnectionError) as error:
-            self._send(held, finger_m)
+            self._send(held, fingers_m)
             if isinstance(error, ConnectionError):
                 raise
             return
-        self._apply(measured.qpos, finger_m, measured)
+        self._apply(measured.qpos, fingers_m, measured)

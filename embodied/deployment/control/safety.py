@@ -22,7 +22,7 @@ import numpy as np
 
 from embodied.core.arm import Array, Chain
 from embodied.core.errors import UserError
-from embodied.core.spec import ArmSpec
+from embodied.core.spec import Arms, joints_of
 from embodied.deployment.control.inference import Clock
 from embodied.deployment.robots.base import Unusable
 
@@ -42,7 +42,7 @@ HANGS_S = 1.0  # longest time between two answers of the robot, beyond the perio
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits of one robot, arrays by joint."""
+    """Limits of one arm, or of two of a kind. Arrays by joint have all joints."""
 
     low_J: Array
     high_J: Array
@@ -53,7 +53,7 @@ class Limits:
     """Largest measured speed; above it the robot is told to hold."""
     workspace_low_m: Array
     workspace_high_m: Array
-    """Corners of the box for the tool, base frame, [3]."""
+    """Corners of the box for the tool of each arm, base frame, [arms, 3]."""
     finger_low_m: float
     finger_high_m: float
     """Lowest and highest finger target; below 0 squeezes."""
@@ -63,18 +63,20 @@ class Limits:
     """Share of ``max_lead`` at the beginning."""
 
     @classmethod
-    def of(cls, arm: ArmSpec, speed: float = 1.0) -> Limits:
-        """Return the limits of an arm. UserError for a ``speed``, share of the largest speed and lead, above 1."""
+    def of(cls, arms: Arms, speed: float = 1.0) -> Limits:
+        """Return the limits of the arms. UserError for a ``speed``, share of the largest speed and lead, above 1."""
         if not 0 < speed <= 1:
             raise UserError(f"speed: got {speed}, allowed: above 0 and at most 1; limits can only be tightened")
         low, high, velocity, kd, kp = (
-            np.array([getattr(joint, name) for joint in arm.joints])
+            np.array([getattr(joint, name) for joint in joints_of(arms).values()])
             for name in ("low", "high", "max_velocity", "damping", "stiffness")
         )
-        box = np.array(arm.workspace_low_m) - MARGIN_M, np.array(arm.workspace_high_m) + MARGIN_M
+        boxes = [(arm.workspace_low_m, arm.workspace_high_m) for arm in arms.values()]
+        low_m, high_m = np.array(boxes).swapaxes(0, 1)
+        arm = next(iter(arms.values()))
         fingers = min(arm.gripper.open_m, arm.gripper.closed_m), arm.gripper.max_position_m
         leads, start = (LEADS, LEADS_START) if arm.from_target else (1.0, RAMP_START)
-        speeds = speed * velocity
+        speeds, box = speed * velocity, (low_m - MARGIN_M, high_m + MARGIN_M)
         return cls(low, high, leads * speeds * (kd / kp), speeds, *box, *fingers, ramp_start=start)
 
 
@@ -104,28 +106,31 @@ class Intervention:
 
 
 class Safety:
-    """Filter targets of one episode, and log what was changed. One filter serves one robot.
+    """Filter targets of one episode, and log what was changed. One filter serves one robot, of one arm or two.
+
+    What is wrong with one arm holds both. That two arms do not touch each other is not watched.
 
     speed: share of the largest speed and lead of the arm's joints. UserError if it is above 1.
     """
 
-    def __init__(self, arm: ArmSpec, speed: float = 1.0) -> None:
-        self.arm, self.limits, self.chain = arm, Limits.of(arm, speed), Chain(arm)
+    def __init__(self, arms: Arms, speed: float = 1.0) -> None:
+        self.limits, self.chains = Limits.of(arms, speed), [Chain(arm) for arm in arms.values()]
         self.counts: Counter[str] = Counter()  # an intervention that lasts for several commands counts once
         self.log: deque[Intervention] = deque(maxlen=LOGGED)
-        self._units = ["m" if joint.kind == "slide" else "rad" for joint in arm.joints]
+        joints, arm = joints_of(arms), next(iter(arms.values()))
+        self._names, self._units = [*joints], ["m" if joint.kind == "slide" else "rad" for joint in joints.values()]
         self._during, self._began_s, self._now_s = "", 0.0, 0.0
         self._paused_s = 0.0  # since then, and not part of the first half second
-        self._sent: tuple[Array, float] | None = None
+        self._sent: tuple[Array, Array] | None = None
         self._before, self._kinds = set[str](), set[str]()  # of interventions in the command before, and in this one
         self._blind_since_s: float | None = None
         self._push_J = np.minimum(FROZEN_LEADS if arm.from_target else FROZEN_LEAD, self.limits.max_lead_J / 2)
-        self._fastest_J = JUMP * np.array([joint.max_velocity for joint in arm.joints])
+        self._fastest_J = JUMP * np.array([joint.max_velocity for joint in joints.values()])
         self._seen_J: Array | None = None
         self._seen_s = 0.0  # last joints that did not jump, and when joints last changed
         self._pushed_s: float | None = None  # since when joints have not changed although their targets are far away
 
-    def start(self, qpos_J: Array, finger_m: float, now_s: float, during: str = "episode", age_s: float = 0.0) -> None:
+    def start(self, qpos_J: Array, fingers_m: Array, now_s: float, during: str = "episode", age_s: float = 0.0) -> None:
         """Begin an episode at a pose measured ``age_s`` seconds ago, which becomes the pose to hold.
 
         during: name of what begins, for the log. UserError if it is not possible. A pose outside of the joint limits
@@ -140,18 +145,18 @@ class Safety:
         if outside.any():
             i = int(np.argmax(outside))
             ends = f"{limits.low_J[i]:.4g} to {limits.high_J[i]:.4g} {self._units[i]}"
-            where = f"{self.arm.joints[i].name} is at {qpos_J[i]:.4g}, outside of its limits {ends}"
+            where = f"{self._names[i]} is at {qpos_J[i]:.4g}, outside of its limits {ends}"
             raise UserError(f"{where}: are these degrees, or is its sign or offset wrong?")
         self._during, self._began_s, self._paused_s, self._blind_since_s = during, now_s, 0.0, None
         self._kinds, self._seen_J, self._pushed_s = set(), None, None
-        self._commit(self._within_limits(qpos_J), self._within_stroke(finger_m))
+        self._commit(self._within_limits(qpos_J), self._within_stroke(fingers_m))
 
     @property
     def blind(self) -> bool:
         """Whether the last observation could not be used."""
         return self._blind_since_s is not None
 
-    def hold(self) -> tuple[Array, float]:
+    def hold(self) -> tuple[Array, Array]:
         """Return the last targets that left."""
         assert self._sent is not None, "start() comes first"
         return self._sent
@@ -169,7 +174,7 @@ class Safety:
             beyond_J = np.abs(qpos_J - seen_J) - self._fastest_J * passed_s - JUMP_SLACK
             if (beyond_J > 0).any():
                 i = int(np.argmax(beyond_J))
-                moved = f"{self.arm.joints[i].name} moved by {qpos_J[i] - seen_J[i]:+.3f} {self._units[i]}"
+                moved = f"{self._names[i]} moved by {qpos_J[i] - seen_J[i]:+.3f} {self._units[i]}"
                 raise Unusable("jump", f"{moved} in {passed_s:.3f} s, which it cannot")
         self._seen_J = qpos_J
         if not (same and (np.abs(self.hold()[0] - qpos_J) > self._push_J).any()):
@@ -185,7 +190,7 @@ class Safety:
         self._before = set()
         self._paused_s += passed_s
 
-    def hold_blind(self, error: Unusable, now_s: float) -> tuple[Array, float]:
+    def hold_blind(self, error: Unusable, now_s: float) -> tuple[Array, Array]:
         """Return the last targets for an observation that cannot be used. Unusable after BLIND_S of such ones."""
         self._now_s = now_s
         self._blind_since_s = now_s if self._blind_since_s is None else self._blind_since_s
@@ -195,18 +200,18 @@ class Safety:
         return self._commit(*self.hold())
 
     def filter(
-        self, targets_J: Array, finger_m: float, qpos_J: Array, qvel_J: Array, now_s: float, age_s: float = 0.0
-    ) -> tuple[Array, float]:
-        """Return targets within the limits. qpos, qvel: as measured ``age_s`` seconds ago.
+        self, targets_J: Array, fingers_m: Array, qpos_J: Array, qvel_J: Array, now_s: float, age_s: float = 0.0
+    ) -> tuple[Array, Array]:
+        """Return targets within the limits. fingers: of each arm. qpos, qvel: as measured ``age_s`` seconds ago.
 
         UserError after BLIND_S of measurements that are old or not finite.
         """
         self._now_s, limits = now_s, self.limits
-        held, held_finger_m = self.hold()
+        held, held_fingers_m = self.hold()
         wanted = np.asarray(targets_J, np.float64)
-        if not (np.isfinite(wanted).all() and np.isfinite(finger_m)):
+        if not (np.isfinite(wanted).all() and np.isfinite(fingers_m).all()):
             self.intervene("not finite", "the command")
-            wanted, finger_m = held, held_finger_m
+            wanted, fingers_m = held, held_fingers_m
         try:
             check_age(age_s)
             if not (np.isfinite(qpos_J).all() and np.isfinite(qvel_J).all()):
@@ -216,7 +221,7 @@ class Safety:
         self._blind_since_s = None
         if (np.abs(qvel_J) > limits.max_velocity_J).any():
             i = int(np.argmax(np.abs(qvel_J) / limits.max_velocity_J))
-            self.intervene("velocity", f"{self.arm.joints[i].name} moves at {qvel_J[i]:.3g} {self._units[i]}/s")
+            self.intervene("velocity", f"{self._names[i]} moves at {qvel_J[i]:.3g} {self._units[i]}/s")
             wanted = qpos_J
         passed = (now_s - self._began_s - self._paused_s) / limits.ramp_s if limits.ramp_s > 0 else 1.0
         ramp = min(1.0, limits.ramp_start + (1 - limits.ramp_start) * passed)
@@ -227,15 +232,16 @@ class Safety:
         inside = self._within_limits(near)
         if not np.allclose(inside, near, atol=1e-9):
             self.intervene("position", self._largest(near - inside))
-        if self._outside_m(inside) > max(self._outside_m(self._within_limits(qpos_J)), 1e-9):
-            self.intervene("workspace", f"the tool would be {1e3 * self._outside_m(inside):.1f} mm outside")
+        outside_m = self._outside_m(inside)
+        if (outside_m > np.maximum(self._outside_m(self._within_limits(qpos_J)), 1e-9)).any():
+            self.intervene("workspace", f"the tool would be {1e3 * outside_m.max():.1f} mm outside")
             inside = self._within_limits(np.clip(held, qpos_J - lead, qpos_J + lead))
-            if self._outside_m(inside) > 0:
+            if self._outside_m(inside).any():
                 inside = self._within_limits(qpos_J)
-        finger = self._within_stroke(finger_m)
-        if abs(finger - finger_m) > 1e-9:
-            self.intervene("gripper", f"{finger_m:.4f} m")
-        return self._commit(inside, finger)
+        fingers = self._within_stroke(fingers_m)
+        if (np.abs(fingers - fingers_m) > 1e-9).any():
+            self.intervene("gripper", ", ".join(f"{finger_m:.4f} m" for finger_m in fingers_m))
+        return self._commit(inside, fingers)
 
     def report(self, kind: str, detail: str, now_s: float) -> None:
         """Count and log an intervention."""
@@ -246,17 +252,20 @@ class Safety:
     def _within_limits(self, qpos_J: Array) -> Array:
         return qpos_J.clip(self.limits.low_J, self.limits.high_J)
 
-    def _within_stroke(self, finger_m: float) -> float:
-        return float(np.clip(finger_m, self.limits.finger_low_m, self.limits.finger_high_m))
+    def _within_stroke(self, fingers_m: Array) -> Array:
+        return fingers_m.clip(self.limits.finger_low_m, self.limits.finger_high_m)
 
-    def _outside_m(self, qpos_J: Array) -> float:
-        """Return how far the tool is outside of the workspace at joint positions [J], m; 0 inside."""
-        tool = self.chain.tool(qpos_J)[0]
-        return float(np.maximum(self.limits.workspace_low_m - tool, tool - self.limits.workspace_high_m).clip(0).max())
+    def _outside_m(self, qpos_J: Array) -> Array:
+        """Return how far each tool is outside of its workspace at joint positions [J], m, [arms]; 0 inside."""
+        each = zip(self.chains, np.split(qpos_J, len(self.chains)), strict=True)
+        tools = np.stack([chain.tool(qpos)[0] for chain, qpos in each])
+        limits = self.limits
+        beyond: Array = np.maximum(limits.workspace_low_m - tools, tools - limits.workspace_high_m).clip(0).max(1)
+        return beyond
 
     def _largest(self, excess_J: Array) -> str:
         i = int(np.argmax(np.abs(excess_J)))
-        return f"{self.arm.joints[i].name} by {excess_J[i]:+.4f} {self._units[i]}"
+        return f"{self._names[i]} by {excess_J[i]:+.4f} {self._units[i]}"
 
     def intervene(self, kind: str, detail: str) -> None:
         """Report an intervention in this command, unless it goes on from the command before."""
@@ -264,10 +273,10 @@ class Safety:
         if kind not in self._before:
             self.report(kind, detail, self._now_s)
 
-    def _commit(self, targets_J: Array, finger_m: float) -> tuple[Array, float]:
+    def _commit(self, targets_J: Array, fingers_m: Array) -> tuple[Array, Array]:
         """Let targets leave for the robot."""
         self._before, self._kinds = self._kinds, set()
-        self._sent = targets_J, finger_m
+        self._sent = targets_J, fingers_m
         return self._sent
 
 

@@ -20,13 +20,13 @@ from typing import Any, ClassVar, TextIO
 import numpy as np
 from numpy.typing import NDArray
 
-from embodied.core.spec import ArmSpec
+from embodied.core.spec import Arms, joints_of
 from embodied.deployment.bundle.description import Bundle
 from embodied.deployment.bundle.format import read_simulation
 from embodied.deployment.control.inference import Clock
 from embodied.deployment.control.safety import Safety, Watchdog
 from embodied.deployment.options import DeployOptions
-from embodied.deployment.robots.base import GRIPPER, Robot, Unusable, age, connected, joint_names, joint_values
+from embodied.deployment.robots.base import Robot, Unusable, age, connected, gripper_names, joint_names, values
 from embodied.deployment.robots.setup import mapped
 from embodied.deployment.robots.sim import SimRobot
 
@@ -187,19 +187,18 @@ class EmergencyKey:
             return True
 
 
-def move_home(
-    robot: Robot, arm: ArmSpec, safety: Safety, clock: Clock, stop: Callable[[], bool] = lambda: False
-) -> bool:
-    """Move to the default pose with the gripper as it is; return whether it was reached in time.
+def move_home(robot: Robot, arms: Arms, safety: Safety, clock: Clock, stop: Callable[[], bool] = lambda: False) -> bool:
+    """Move all arms to the default pose with their grippers as they are; return whether it was reached in time.
 
     The time is MAX_S seconds, or twice that of the way at its speed.
 
     safety: of the robot's last episode. stop: called in every step; True ends the move, and the robot holds its
     measured position. UserError if the arm's pose is unknown, RobotHangs if the robot does not answer.
     """
-    names, near = joint_names(arm), SAGS if arm.from_target else REACHED
-    home = np.array([joint.home for joint in arm.joints])
-    speed = np.array([joint.max_velocity for joint in arm.joints])
+    names, grippers, joints = joint_names(arms), gripper_names(arms), joints_of(arms).values()
+    near = SAGS if any(arm.from_target for arm in arms.values()) else REACHED
+    home = np.array([joint.home for joint in joints])
+    speed = np.array([joint.max_velocity for joint in joints])
     largest = np.minimum(SPEED * speed, SHARE * safety.limits.max_velocity_J)
     step, lag = PERIOD_S * largest, LAG * largest * safety.limits.max_lead_J / safety.limits.max_velocity_J
     watchdog = Watchdog(clock, safety, PERIOD_S)
@@ -207,11 +206,12 @@ def move_home(
     def measured() -> tuple[np.ndarray, np.ndarray, float]:
         observation = robot.get_observation()
         watchdog.answered("get_observation")
-        return joint_values(arm, observation), joint_values(arm, observation, "vel"), age(observation, clock.now())
+        qpos, qvel = values(observation, names), values(observation, joint_names(arms, "vel"))
+        return qpos, qvel, age(observation, clock.now())
 
     qpos, qvel, age_s = measured()
-    finger_m, began_s = safety.hold()[1], clock.now()
-    safety.start(qpos, finger_m, began_s, "the way home", age_s)
+    fingers_m, began_s = safety.hold()[1], clock.now()
+    safety.start(qpos, fingers_m, began_s, "the way home", age_s)
     target = qpos
     fault: Unusable | None = None
     longest_s = max(MAX_S, 2 * float(np.max(np.abs(home - qpos) / largest)))
@@ -223,12 +223,12 @@ def move_home(
             way = home - target  # straight, so that the tool stays inside of the workspace
             target = target + way / max(1.0, float(np.max(np.abs(way) / step)))
         if fault is None:
-            sent, finger = safety.filter(target, finger_m, qpos, qvel, clock.now(), age_s)
+            sent, fingers = safety.filter(target, fingers_m, qpos, qvel, clock.now(), age_s)
         elif stopped:
-            sent, finger = safety.hold()
+            sent, fingers = safety.hold()
         else:
-            sent, finger = safety.hold_blind(fault, clock.now())
-        robot.send_action({**dict(zip(names, map(float, sent), strict=True)), GRIPPER: finger})
+            sent, fingers = safety.hold_blind(fault, clock.now())
+        robot.send_action(dict(zip([*names, *grippers], [*sent.tolist(), *fingers.tolist()], strict=True)))
         watchdog.answered("send_action")
         if stopped:
             safety.report("stopped", "a person stopped the robot on its way home", clock.now())

@@ -6,6 +6,7 @@ Names towards a bundle (``arm.joints[i].name`` is the name of a joint):
 
     <joint>.pos, <joint>.vel     position and velocity of a joint, rad and rad/s (m and m/s for a slide)
     gripper.pos                  distance of each finger from the point where the fingers meet, m
+    left_<joint>.pos, ...        the same of two arms, with left_ and right_ before the names
     <term>[<i>]                  entry of a term with source ``external``: what perception or a person provides
     <camera>                     image, uint8 [height, width, 3], RGB
     timestamp                    when the oldest of these numbers was measured, s on ``time.monotonic``; without it an
@@ -26,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embodied.core.errors import UserError, one_line
-from embodied.core.spec import ArmSpec
+from embodied.core.spec import Arms, joints_of
 
 Observation = dict[str, Any]  # numbers and images by name
 Action = dict[str, float]  # position targets by name
@@ -70,14 +71,19 @@ class Driver(Robot, Protocol):
         """Close the connection."""
 
 
-def joint_names(arm: ArmSpec, quantity: str = "pos") -> list[str]:
-    """Return the names of ``pos`` or ``vel`` of the arm's joints, in order."""
-    return [f"{joint.name}.{quantity}" for joint in arm.joints]
+def joint_names(arms: Arms, quantity: str = "pos") -> list[str]:
+    """Return the names of ``pos`` or ``vel`` of the joints of all arms, in order."""
+    return [f"{name}.{quantity}" for name in joints_of(arms)]
 
 
-def joint_values(arm: ArmSpec, observation: Observation, quantity: str = "pos") -> NDArray[np.float64]:
-    """Return ``pos`` or ``vel`` of the arm's joints in an observation, [J]; they may be NaN."""
-    return np.array([float(observation[name]) for name in joint_names(arm, quantity)])
+def gripper_names(arms: Arms) -> list[str]:
+    """Return the name of the gripper's position of each arm."""
+    return [side + GRIPPER for side in arms]
+
+
+def values(observation: Observation, names: list[str]) -> NDArray[np.float64]:
+    """Return numbers of an observation by name; they may be NaN."""
+    return np.array([float(observation[name]) for name in names])
 
 
 class Unusable(UserError):

@@ -9,13 +9,13 @@ import json
 import time
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from math import pi
 from pathlib import Path
 from typing import Any, Literal
 
 from embodied.core.errors import UserError, unknown_name
-from embodied.core.spec import ArmSpec
+from embodied.core.spec import Arms, ArmSpec, described, joints_of
 from embodied.deployment.bundle.format import read_json
 from embodied.deployment.robots.base import GRIPPER, Action, Driver, Observation, number
 from embodied.deployment.validation import from_json
@@ -105,21 +105,29 @@ class RobotMapping:
     cameras: dict[str, str] = field(default_factory=dict)
     """The robot's names of external numbers and of cameras, by ours; a missing one has the same name."""
     confirmed: Confirmation | None = None
+    right_gripper: Entry | None = None
+    """That of the right one of two arms; then ``gripper`` is the left one's."""
 
     @property
     def entries(self) -> dict[str, Entry]:
         """Entries by our names of positions."""
-        return {f"{name}.pos": entry for name, entry in self.joints.items()} | {GRIPPER: self.gripper}
+        grippers = {GRIPPER: self.gripper}
+        if self.right_gripper is not None:
+            grippers = {f"left_{GRIPPER}": self.gripper, f"right_{GRIPPER}": self.right_gripper}
+        return {f"{name}.pos": entry for name, entry in self.joints.items()} | grippers
 
-    def check(self, arm: ArmSpec) -> None:
-        """Raise UserError unless it maps every joint of an arm, and each quantity to a name of its own."""
-        known = [joint.name for joint in arm.joints]
+    def check(self, arms: Arms) -> None:
+        """Raise UserError unless it maps every joint of the arms, and each quantity to a name of its own."""
+        known = [*joints_of(arms)]
         for name in self.joints:
             if name not in known:
                 raise unknown_name("joint in the mapping", name, known)
         missing = [name for name in known if name not in self.joints]
         if missing:
             raise UserError(f"mapping: lacks {', '.join(missing)}")
+        if (self.right_gripper is not None) != (len(arms) > 1):
+            got = "none" if self.right_gripper is None else "one"
+            raise UserError(f"mapping: right_gripper: got {got}, and the policy has {len(arms)} arms")
         ours = [*self.entries, *(f"{name}.vel" for name in self.joints), *self.external, *self.cameras]
         read = [name for entry in self.entries.values() for name in (entry.name, entry.velocity) if name is not None]
         for names in (ours, [*read, *self.external.values()]):
@@ -138,15 +146,15 @@ def read_mapping(path: Path) -> RobotMapping:
 
 
 def write_mapping(path: Path, mapping: RobotMapping) -> None:
-    path.write_text(json.dumps(asdict(mapping), indent=1) + "\n", encoding="utf-8")
+    path.write_text(json.dumps(described(mapping), indent=1) + "\n", encoding="utf-8")
 
 
 class MappedRobot:
     """A ``Robot``, in our names and units, made of a ``Driver``. UserError for one without the names of the mapping."""
 
-    def __init__(self, robot: Driver, mapping: RobotMapping, arm: ArmSpec) -> None:
-        mapping.check(arm)
-        self.robot, self.mapping, self.arm, self.name = robot, mapping, arm, mapping.robot
+    def __init__(self, robot: Driver, mapping: RobotMapping, arms: Arms) -> None:
+        mapping.check(arms)
+        self.robot, self.mapping, self.arms, self.name = robot, mapping, arms, mapping.robot
         self._entries = mapping.entries
         actions = {entry.name for entry in self._entries.values()}
         self._own = actions | {entry.velocity for entry in self._entries.values() if entry.velocity is not None}

@@ -12,8 +12,8 @@ import struct
 import sys
 import time
 import zlib
-from collections.abc import Mapping
-from dataclasses import asdict, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from itertools import pairwise
 from math import pi
@@ -25,12 +25,12 @@ from numpy.typing import NDArray
 
 from embodied.core.arm import Array, Chain
 from embodied.core.errors import UserError
-from embodied.core.spec import ArmSpec, described
+from embodied.core.spec import Arms, ArmSpec, JointSpec, described, joints_of
 from embodied.deployment.bundle.description import Bundle
 from embodied.deployment.control.arm import StateBuilder
 from embodied.deployment.control.safety import check_age
 from embodied.deployment.options import DeployOptions
-from embodied.deployment.robots.base import GRIPPER, Driver, Robot, age, connected, joint_values, number
+from embodied.deployment.robots.base import Driver, Robot, age, connected, gripper_names, joint_names, number, values
 from embodied.deployment.robots.mapping import (
     Confirmation,
     Entry,
@@ -61,7 +61,7 @@ def mapped(robot: Driver, options: DeployOptions, bundle: Bundle) -> Robot:
     """Return the robot behind its mapping. UserError, and a picture, for a mapping that nobody confirmed."""
     assert options.mapping is not None
     path = Path(options.mapping)
-    found = MappedRobot(robot, read_mapping(path), bundle.arm)
+    found = MappedRobot(robot, read_mapping(path), bundle.arms)
     try:
         check_confirmed(found)
     except UserError as error:
@@ -83,7 +83,7 @@ def map_robot(options: DeployOptions, bundle: Bundle) -> dict[str, Any]:
                 raise UserError(f"mapping={path} exists: give a new file")
             write_mapping(path, propose(bundle, robot))
         try:
-            found = MappedRobot(robot, read_mapping(path), bundle.arm)
+            found = MappedRobot(robot, read_mapping(path), bundle.arms)
         except UserError as error:
             raise UserError(f"mapping={path} needs a correction: {error}") from error
         qpos, gripper = show(found, path)
@@ -93,7 +93,7 @@ def map_robot(options: DeployOptions, bundle: Bundle) -> dict[str, Any]:
             write_mapping(path, mapping)
             assert mapping.confirmed is not None
             seen = mapping.confirmed.poses
-        lacking = [name for name in poses(bundle.arm) if name not in seen]
+        lacking = [name for name in poses(bundle.arms) if name not in seen]
         if lacking:
             where = f"into its {lacking[0]} pose (red in {path.with_suffix('.png')}), gripper open"
             print(f"next: move the arm by hand {where}, then confirm_mapping=<your name>", file=sys.stderr)
@@ -112,52 +112,67 @@ def propose(bundle: Bundle, robot: Driver) -> RobotMapping:
     gripper runs from 0 to 100, as LeRobot's do. A place that the robot calls ``<term>_pos`` is found for a term that it
     lacks.
     """
-    names, observed, arm = list(robot.action_features), robot.observation_features, bundle.arm
+    names, observed, joints = list(robot.action_features), robot.observation_features, joints_of(bundle.arms)
     grippers = [name for name in names if "gripper" in name or "finger" in name]
     positions = [name for name in names if name not in grippers]
-    if len(positions) < len(arm.joints):
-        raise UserError(f"the robot has {len(positions)} joints, the policy's arm {len(arm.joints)}")
-    alike = [[name for name in positions if name.endswith(f"{joint.name}.pos")] for joint in arm.joints]
-    chosen = [found[0] for found in alike] if all(len(found) == 1 for found in alike) else positions
+    if len(positions) < len(joints):
+        raise UserError(f"the robot has {len(positions)} joints, the policy's arms {len(joints)}")
     now = robot.get_observation()
-    degrees = any(abs(number(now, name)) > 2 * pi for name in chosen[: len(arm.joints)] if name in now)
-    joints = {}
-    for joint, name in zip(arm.joints, chosen, strict=False):
+    chosen = _alike(joint_names(bundle.arms), positions) or positions
+    degrees = any(abs(number(now, name)) > 2 * pi for name in chosen[: len(joints)] if name in now)
+    entries = {}
+    for joint, name in zip(joints, chosen, strict=False):
         speed = name.removesuffix(".pos") + ".vel"
-        joints[joint.name] = Entry(name, "deg" if degrees else "rad", velocity=speed if speed in observed else None)
-    name = grippers[0] if grippers else GRIPPER
-    ours = "finger" in name or (name in now and 0 < number(now, name) <= 1.05 * arm.gripper.max_position_m)
-    gripper = Entry(name, arm.gripper.position_unit) if ours else gripper_entry(arm, name)
+        entries[joint] = Entry(name, "deg" if degrees else "rad", velocity=speed if speed in observed else None)
+    own, arm = gripper_names(bundle.arms), bundle.arm
+    of_arms = [
+        Entry(name, arm.gripper.position_unit)
+        if "finger" in name or (name in now and 0 < number(now, name) <= 1.05 * arm.gripper.max_position_m)
+        else gripper_entry(arm, name)
+        for name in (_alike(own, grippers) or [*grippers, *own][: len(own)])
+    ]
     lacking = [name for name in StateBuilder(bundle).external_names if name not in observed]
     places = {name: name.replace("[", "_pos[") for name in lacking}
     external = {ours: theirs for ours, theirs in places.items() if theirs in observed}
-    return RobotMapping(robot.name, joints, gripper, external)
+    left, right = of_arms if len(of_arms) > 1 else (of_arms[0], None)
+    return RobotMapping(robot.name, entries, left, external, right_gripper=right)
 
 
-def show(robot: MappedRobot, path: Path) -> tuple[Array, float]:
-    """Print the mapping in rad or m, draw the poses; return joints [J] and gripper. UserError for old numbers."""
-    observation = robot.get_observation()
+def _alike(ours: Sequence[str], theirs: Sequence[str]) -> list[str]:
+    """Return the name of theirs that ends with each of ours; nothing if one has none, or several."""
+    found = [[name for name in theirs if name.endswith(own)] for own in ours]
+    return [name for (name,) in found] if all(len(names) == 1 for names in found) else []
+
+
+def show(robot: MappedRobot, path: Path) -> tuple[Array, Array]:
+    """Print the mapping in rad or m, draw the poses; return joints [J] and grippers. UserError for old numbers."""
+    arms, entries, observation = robot.arms, robot.mapping.entries, robot.get_observation()
     check_age(age(observation, time.monotonic()))
-    now, wanted, picture = joint_values(robot.arm, observation), poses(robot.arm), path.with_suffix(".png")
-    drawn = {"now": now, **wanted}
-    lines = [f"{'joint':10} {'on the robot':24} sign  {'unit':8}{''.join(f'{name:>10}' for name in drawn)}  (rad, m)"]
-    for i, joint in enumerate(robot.arm.joints):
-        entry, numbers = robot.mapping.joints[joint.name], "".join(f"{pose[i]:+10.3f}" for pose in drawn.values())
-        lines.append(f"{joint.name:10} {entry.name:24} {entry.sign:+d}    {entry.unit:8}{numbers}")
-    entry, gripper = robot.mapping.gripper, float(observation[GRIPPER])
-    numbers = f"{gripper:+10.4f}" + f"{robot.arm.gripper.open_m:+10.4f}" * len(wanted)
-    lines.append(f"{'gripper':10} {entry.name:24} {entry.sign:+d}    {entry.unit:8}{numbers}")
-    rows = [draw_poses(robot.arm, {"now": now, name: pose}) for name, pose in wanted.items()]
+    now, wanted, picture = values(observation, joint_names(arms)), poses(arms), path.with_suffix(".png")
+    grippers = values(observation, gripper_names(arms))
+    open_m = np.array([arm.gripper.open_m for arm in arms.values()])
+    drawn = {"now": np.append(now, grippers), **{name: np.append(pose, open_m) for name, pose in wanted.items()}}
+    lines = [f"{'joint':14} {'on the robot':24} sign  {'unit':8}{''.join(f'{name:>10}' for name in drawn)}  (rad, m)"]
+    for i, (name, entry) in enumerate(entries.items()):
+        numbers = "".join(f"{pose[i]:+10.{3 if i < len(now) else 4}f}" for pose in drawn.values())
+        lines.append(f"{name.removesuffix('.pos'):14} {entry.name:24} {entry.sign:+d}    {entry.unit:8}{numbers}")
+    rows = [draw_poses(arms, {"now": now, name: pose}) for name, pose in wanted.items()]
     picture.write_bytes(encode_png(np.concatenate(rows)))
     red = f"red is its {DEFAULT} pose in the upper row, its {SECOND} pose in the lower one"
     views = "Seen from its right side, from the front, and from above"
     lines.append(f"{picture}: blue is the robot now, as the mapping reads it; {red}. {views}")
     print("\n".join(lines), file=sys.stderr)
-    return now, gripper
+    return now, grippers
+
+
+def poses(arms: Arms) -> dict[str, Array]:
+    """Return the poses of a confirmation, joint positions [J] of all arms by name; see ``_poses``."""
+    each = [_poses(arm) for arm in arms.values()]
+    return {name: np.concatenate([found[name] for found in each]) for name in (DEFAULT, SECOND)}
 
 
 @cache
-def poses(arm: ArmSpec) -> dict[str, Array]:
+def _poses(arm: ArmSpec) -> dict[str, Array]:
     """Return the poses of a confirmation, joint positions [J] by name. UserError for an arm that has no second one.
 
     Of TRIES random second poses it is the one whose tool is nearest to that of the default pose, without a joint or the
@@ -165,7 +180,7 @@ def poses(arm: ArmSpec) -> dict[str, Array]:
     """
     home = np.array([joint.home for joint in arm.joints])
     low, high = (np.array([getattr(joint, end) for joint in arm.joints]) for end in ("low", "high"))
-    unit, margin, nearest = _units(arm), 0.05 * (high - low), np.inf
+    unit, margin, nearest = _units(arm.joints), 0.05 * (high - low), np.inf
     sizes = NEAREST + SPACING * np.arange((len(home) + 1) // 2)
     moves, random = np.concatenate([sizes, -sizes]), np.random.Generator(np.random.Philox(key=0))
     found, chain = {DEFAULT: home}, Chain(arm)
@@ -184,38 +199,42 @@ def poses(arm: ArmSpec) -> dict[str, Array]:
     return found
 
 
-def _units(arm: ArmSpec) -> Array:
+def _units(joints: Iterable[JointSpec]) -> Array:
     """Return what the constants above count in for each joint, rad or m, [J]."""
-    spans = np.array([joint.high - joint.low for joint in arm.joints]) / SHARE
-    return np.where([joint.kind == "hinge" for joint in arm.joints], np.minimum(1.0, spans), spans)
+    spans = np.array([joint.high - joint.low for joint in joints]) / SHARE
+    return np.where([joint.kind == "hinge" for joint in joints], np.minimum(1.0, spans), spans)
 
 
-def confirm(robot: MappedRobot, by: str, qpos_J: Array, gripper_m: float) -> RobotMapping:
-    """Return the mapping, confirmed ``by`` a person in the arm's present pose with its gripper open.
+def confirm(robot: MappedRobot, by: str, qpos_J: Array, grippers_m: Array) -> RobotMapping:
+    """Return the mapping, confirmed ``by`` a person in the arms' present pose with their grippers open.
 
     UserError for another pose, or for a gripper that is not read as open: 4% in place of 4 cm is read as closed.
     """
     if not by.strip():
         raise UserError("confirm_mapping: give your name")
-    before, sha256 = robot.mapping.confirmed, digest(robot)
+    before, sha256, joints = robot.mapping.confirmed, digest(robot), joints_of(robot.arms)
     seen = before.poses if before is not None and before.sha256 == sha256 else ()
-    tolerance, wanted = TOLERANCE * _units(robot.arm), poses(robot.arm)
+    tolerance, wanted = TOLERANCE * _units(joints.values()), poses(robot.arms)
     here = [name for name, pose in wanted.items() if (np.abs(qpos_J - pose) <= tolerance).all()]
     if not here:
         name = next((name for name in wanted if name not in seen), DEFAULT)
         wrong = [
-            f"{joint.name} is read at {value:+.2f} and belongs at {pose:+.2f}"
-            for joint, value, pose, far in zip(robot.arm.joints, qpos_J, wanted[name], tolerance, strict=True)
+            f"{joint} is read at {value:+.2f} and belongs at {pose:+.2f}"
+            for joint, value, pose, far in zip(joints, qpos_J, wanted[name], tolerance, strict=True)
             if not abs(value - pose) <= far
         ]
         why = "sign, unit or offset of these joints is wrong, or two are exchanged"
         if_there = f"If the real arm is in that pose (red in the picture), {why}"
         raise UserError(f"the mapping does not read the {name} pose: {'; '.join(wrong)}. {if_there}")
-    gripper, unit = robot.arm.gripper, robot.arm.gripper.position_unit
-    shut, most = gripper_entry(robot.arm, "").low or 0.0, 1.05 * gripper.max_position_m
-    if not (abs(gripper_m - gripper.open_m) < abs(gripper_m - shut) and gripper_m <= most):
-        why = f"closed is {shut:.4g} {unit}. Open the gripper; if it is open, its unit, low, high or offset is wrong"
-        raise UserError(f"the mapping reads the gripper at {gripper_m:.4g} {unit}: open is {gripper.open_m:.4g}, {why}")
+    for arm, gripper_m, name in zip(robot.arms.values(), grippers_m, gripper_names(robot.arms), strict=True):
+        gripper, unit = arm.gripper, arm.gripper.position_unit
+        shut, most = gripper_entry(arm, "").low or 0.0, 1.05 * gripper.max_position_m
+        if not (abs(gripper_m - gripper.open_m) < abs(gripper_m - shut) and gripper_m <= most):
+            why = (
+                f"closed is {shut:.4g} {unit}. Open the gripper; if it is open, its unit, low, high or offset is wrong"
+            )
+            read = f"the mapping reads the {name.removesuffix('.pos').replace('_', ' ')} at {gripper_m:.4g} {unit}"
+            raise UserError(f"{read}: open is {gripper.open_m:.4g}, {why}")
     at = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())
     together = tuple(name for name in wanted if name in (*seen, *here))
     return replace(robot.mapping, confirmed=Confirmation(by.strip(), at, sha256, together))
@@ -241,15 +260,16 @@ def check_confirmed(robot: MappedRobot) -> None:
 def digest(robot: MappedRobot) -> str:
     """Return the SHA-256 of what a confirmation holds for: mapping, arm with its limits, and the robot's names."""
     content = {
-        "mapping": asdict(replace(robot.mapping, confirmed=None)), "arm": described(robot.arm),
+        "mapping": described(replace(robot.mapping, confirmed=None)),
+        **{f"{side}arm": described(arm) for side, arm in robot.arms.items()},
         "robot": robot.robot.name, "actions": sorted(robot.robot.action_features),
         "observations": sorted(robot.robot.observation_features),
     }  # fmt: skip
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
-def draw_poses(arm: ArmSpec, poses: Mapping[str, Array]) -> NDArray[np.uint8]:
-    """Draw each pose (joint positions [J], by name) from the side, the front and above, uint8 [h, 3 * h, 3].
+def draw_poses(arms: Arms, poses: Mapping[str, Array]) -> NDArray[np.uint8]:
+    """Draw each pose (joints [J] of all arms, by name) from the side, the front and above, uint8 [h, 3 * h, 3].
 
     The first pose is blue, the second red, the third green; a grey line is the ground, from above the base. The hand is
     a bar along the tool's y axis, where the fingers of a Panda are, and a line with a square along its x axis.
@@ -258,8 +278,13 @@ def draw_poses(arm: ArmSpec, poses: Mapping[str, Array]) -> NDArray[np.uint8]:
     ground = round(0.85 * SIZE)
     image[ground, :] = 200
     image[:, SIZE::SIZE] = 120
-    chain = Chain(arm)
-    for colour, qpos in zip(COLOURS, poses.values(), strict=False):
+    chains = [Chain(arm) for arm in arms.values()]
+    drawn = [
+        (colour, chain, qpos)
+        for colour, pose in zip(COLOURS, poses.values(), strict=False)
+        for chain, qpos in zip(chains, np.split(pose, len(chains)), strict=True)
+    ]
+    for colour, chain, qpos in drawn:
         tool, frame, _ = chain.tool(qpos)
         bar = tool + FINGERS_M * np.stack([-frame[:, 1], frame[:, 1]])
         flag = np.stack([tool, tool + FLAG_M * frame[:, 0]])

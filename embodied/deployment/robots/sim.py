@@ -21,7 +21,7 @@ from embodied.core.process.child import ChildProcess
 from embodied.core.spec import EnvSpec
 from embodied.deployment.bundle.description import Bundle
 from embodied.deployment.control.inference import Clock
-from embodied.deployment.robots.base import GRIPPER, Action, Observation, joint_names
+from embodied.deployment.robots.base import Action, Observation, gripper_names, joint_names
 
 START_S = 120.0  # longest start of the process
 REPLY_S = 60.0  # longest answer
@@ -40,8 +40,7 @@ class SimRobot(Clock):
     def __init__(
         self, bundle: Bundle | EnvSpec, simulation: Mapping[str, Any], perturbed: bool = False, lockstep: bool = False
     ) -> None:
-        assert bundle.arm is not None
-        self.arm, self.cameras = bundle.arm, bundle.cameras
+        self.arms, self.cameras = bundle.arms, bundle.cameras
         self.name, self.lockstep = f"{bundle.robot} (simulated)", lockstep
         self._options = {
             "task": simulation["task"], "cameras": [asdict(camera) for camera in self.cameras], "perturbed": perturbed,
@@ -65,7 +64,7 @@ class SimRobot(Clock):
 
     @property
     def action_features(self) -> dict[str, Any]:
-        return dict.fromkeys([*joint_names(self.arm), GRIPPER], float)
+        return dict.fromkeys([*joint_names(self.arms), *gripper_names(self.arms)], float)
 
     @property
     def is_connected(self) -> bool:

@@ -139,8 +139,8 @@ class DeploymentRun:
             with stop_on_signals("stopping the robot on its way home") as signalled, key:
                 how = "press any key" if key.watching else "Ctrl-C"
                 print(f"moving home; {how} to stop the robot at once", file=sys.stderr, flush=True)
-                arm, safety = self.loop.bundle.arm, self.loop.safety
-                reached = move_home(robot, arm, safety, self.site.clock, lambda: signalled.is_set() or key.pressed())
+                arms, safety = self.loop.bundle.arms, self.loop.safety
+                reached = move_home(robot, arms, safety, self.site.clock, lambda: signalled.is_set() or key.pressed())
         except (OSError, UserError) as error:
             print("the robot stays where it is", file=sys.stderr)
             if str(error) == str(first):

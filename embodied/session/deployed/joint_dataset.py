@@ -15,15 +15,15 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from embodied.core.arm import Array
+from embodied.core.arm import Array, Chain
 from embodied.core.errors import UserError
-from embodied.core.spec import SUCCESS, ArmSpec, Box, EnvSpec
+from embodied.core.spec import SUCCESS, Arms, ArmSpec, Box, EnvSpec, joints_of
 from embodied.data import Episode, read
 from embodied.data.columns import IMAGES
 from embodied.data.lerobot import names_of, read_features
 from embodied.data.lerobot_meta import read_info
-from embodied.deployment.control.arm import ArmController, StateBuilder
-from embodied.deployment.robots.base import GRIPPER, joint_names
+from embodied.deployment.control.arm import Controller, StateBuilder
+from embodied.deployment.robots.base import gripper_names, joint_names
 from embodied.deployment.robots.mapping import Entry, RobotMapping, Unit, gripper_entry
 from embodied.session.deployed.joint_doubts import reach, tracking
 
@@ -38,35 +38,40 @@ class Recording:
 
     qpos_LJ: Array
     qvel_LJ: Array
-    finger_L: Array
+    fingers_LG: Array
     target_LJ: Array
-    finger_target_L: Array
-    """Positions and velocities of the joints, position of the gripper, and the targets at the end of each step."""
+    finger_targets_LG: Array
+    """Positions and velocities of the joints of all arms, positions of their G grippers, and the targets at the end of
+    each step."""
     external: Mapping[str, Array]
     """Further numbers of the state by name, [L] each."""
 
 
-def draft_mapping(arm: ArmSpec, names: Sequence[str], unit: Unit) -> RobotMapping:
-    """Return what the entries of an action are: the joints in ``unit``, the gripper from 0 to 100, as LeRobot has them.
+def draft_mapping(arms: Arms, names: Sequence[str], unit: Unit) -> RobotMapping:
+    """Return what the entries of an action are: the joints in ``unit``, grippers from 0 to 100, as LeRobot has them.
 
     A joint has the name that ends with ours, such as ``main_elbow_flex.pos`` for ``elbow_flex``. If no joint has one,
     all are taken in their order. unit: of all joints that turn; sliding ones are in m. percent is from -100 to 100 over
-    the range of a joint. UserError unless every joint and the gripper have one name.
+    the range of a joint. UserError unless every joint and gripper have one name.
     """
+    joints, own = joints_of(arms), gripper_names(arms)
     grippers = [name for name in names if "gripper" in name or "finger" in name]
     positions = [name for name in names if name not in grippers]
-    alike = [[name for name in positions if name.endswith(f"{joint.name}.pos")] for joint in arm.joints]
+    alike = [[name for name in positions if name.endswith(joint)] for joint in joint_names(arms)]
     found = [name for names_of_joint in alike for name in names_of_joint] or positions
     matched = [len(names_of_joint) for names_of_joint in alike]
-    if len(found) != len(arm.joints) or len({*matched}) != 1 or len(grippers) != 1:
-        needed = f"needed: {', '.join(joint_names(arm))} and one gripper"
+    if len(own) > 1:  # in any order
+        grippers = [name for gripper in own for name in grippers if name.endswith(gripper)]
+    if len(found) != len(joints) or len({*matched}) != 1 or len(grippers) != len(own):
+        needed = f"needed: {', '.join(joint_names(arms))} and {' and '.join(own) if own[1:] else 'one gripper'}"
         raise UserError(f"its action has {', '.join(names)}; {needed}. mapping=<file> says which entry is which")
-    joints = {}
-    for joint, name in zip(arm.joints, found, strict=True):
-        middle, high = ((joint.low + joint.high) / 2, joint.high) if unit == "percent" else (None, None)
-        own_unit = "m" if joint.kind == "slide" and unit != "percent" else unit
-        joints[joint.name] = Entry(name, own_unit, low=middle, high=high)
-    return RobotMapping("", joints, gripper_entry(arm, grippers[0]))
+    entries = {}
+    for (joint, spec), name in zip(joints.items(), found, strict=True):
+        middle, high = ((spec.low + spec.high) / 2, spec.high) if unit == "percent" else (None, None)
+        own_unit = "m" if spec.kind == "slide" and unit != "percent" else unit
+        entries[joint] = Entry(name, own_unit, low=middle, high=high)
+    each = [gripper_entry(arm, name) for arm, name in zip(arms.values(), grippers, strict=True)]
+    return RobotMapping("", entries, each[0], right_gripper=each[1] if each[1:] else None)
 
 
 def joint_episodes(
@@ -78,12 +83,12 @@ def joint_episodes(
 
     mapping: names, units and signs of the data set; of a unit, ``draft_mapping``. instruction: of all episodes; None:
     those of the data set. An episode has the success that the data set states, or counts as solved.
-    UserError for a task without one arm, for a data set without joint positions, in another unit, or without terms that
+    UserError for a task without an arm, for a data set without joint positions, in another unit, or without terms that
     the task's state has.
     """
-    arm, space = spec.arm, spec.action
-    if arm is None or not isinstance(space, Box):
-        raise UserError(f"task {spec.task} has not one arm whose joints are known")
+    arms, space = spec.arms, spec.action
+    if not arms or not isinstance(space, Box):
+        raise UserError(f"task {spec.task} has no arm whose joints are known")
     given = None if isinstance(mapping, str) else mapping
     cameras = {} if given is None else given.cameras
     images = {camera.name: f"{IMAGES}.{cameras.get(camera.name, camera.name)}" for camera in spec.cameras}
@@ -94,10 +99,10 @@ def joint_episodes(
     )
     builder = StateBuilder(spec)
     try:
-        chosen = draft_mapping(arm, action_names, mapping) if isinstance(mapping, str) else mapping
-        chosen.check(arm)
-        positions_FP = _in_our_units(data.state_FS, state_names, chosen, arm, "observation.state")
-        targets_FP = _in_our_units(data.action_FA, action_names, chosen, arm, "action")
+        chosen = draft_mapping(arms, action_names, mapping) if isinstance(mapping, str) else mapping
+        chosen.check(arms)
+        positions_FP = _in_our_units(data.state_FS, state_names, chosen, arms, "observation.state")
+        targets_FP = _in_our_units(data.action_FA, action_names, chosen, arms, "action")
         external = _external(path, {name: chosen.external.get(name, name) for name in builder.external_names})
     except UserError as error:
         raise UserError(f"data set {path}: {str(error).removeprefix(f'data set {path}: ')}") from error
@@ -107,8 +112,9 @@ def joint_episodes(
         rows = data.frames([number]).numpy()
         at_L, frame_L = times(len(rows), data.control_hz, spec.control_dt_s)
         others = {name: value[rows] for name, value in external.items()}
-        recording = resampled(positions_FP[rows], targets_FP[rows], others, data.control_hz, at_L, spec.control_dt_s)
-        state, action, missed_L3 = imitable(recording, spec, arm, space, builder)
+        columns = positions_FP[rows], targets_FP[rows]
+        recording = resampled(*columns, len(arms), others, data.control_hz, at_L, spec.control_dt_s)
+        state, action, missed_L3 = imitable(recording, spec, space, builder)
         success = torch.zeros(len(at_L), dtype=torch.bool)
         success[-1] = True if solved is None else bool(solved[rows[-1]].any())
         seen = {name: frames[torch.from_numpy(rows[frame_L])] for name, frames in data.images.items()}
@@ -116,11 +122,14 @@ def joint_episodes(
         episodes.append(Episode(state, action, torch.zeros(len(at_L)), success, text, seen))
         missed.append(missed_L3)
     lines = []
-    if [entry.name for entry in chosen.joints.values()] != joint_names(arm):
+    if [entry.name for entry in chosen.joints.values()] != joint_names(arms):
         which = ", ".join(f"{joint} {entry.name}" for joint, entry in chosen.joints.items())
         lines.append(f"joints of the arm and of the data set: {which}")
-    ends = [chosen.gripper.to_robot(space.offset[-1] + sign * space.scale[-1]) for sign in (-1, 1)]
-    lines += [*tracking(episodes, missed, spec, ends), *reach(episodes, spec, arm)]
+    gripper = chosen.right_gripper or chosen.gripper
+    ends = [gripper.to_robot(space.offset[-1] + sign * space.scale[-1]) for sign in (-1, 1)]
+    lines += tracking(episodes, missed, spec, ends)
+    for side, arm in arms.items():
+        lines += reach(episodes, spec, side, arm)
     if solved is None:
         lines.append(f"the data set does not say which episodes were solved: all {len(episodes)} count as solved")
     if data.control_hz * spec.control_dt_s < 1 - 1e-3:
@@ -136,9 +145,10 @@ def times(frames: int, hz: float, dt_s: float) -> tuple[Array, NDArray[np.int64]
 
 
 def resampled(
-    positions_FP: Array, targets_FP: Array, external: Mapping[str, Array], hz: float, at_L: Array, dt_s: float
-) -> Recording:
-    """Return an episode of F frames at the times ``at`` of control steps; the last column is the gripper's.
+    positions_FP: Array, targets_FP: Array, grippers: int, external: Mapping[str, Array], hz: float, at_L: Array,
+    dt_s: float,
+) -> Recording:  # fmt: skip
+    """Return an episode of F frames at the times ``at`` of control steps; the last columns are of the grippers.
 
     Numbers are interpolated between frames. A frame's target is to be reached by the next frame, so that of a control
     step is the one for its end.
@@ -151,47 +161,56 @@ def resampled(
     slopes_FP = np.gradient(positions_FP, 1 / hz, axis=0) if len(positions_FP) > 1 else np.zeros_like(positions_FP)
     position_LP, target_LP = between(positions_FP, at_L), between(targets_FP, at_L + dt_s - 1 / hz)
     others = {name: np.interp(at_L, frames_F, value) for name, value in external.items()}
-    return Recording(
-        position_LP[:, :-1], between(slopes_FP, at_L)[:, :-1], position_LP[:, -1], target_LP[:, :-1],
-        target_LP[:, -1], others,
-    )  # fmt: skip
+    (qpos_LJ, fingers_LG), (target_LJ, finger_targets_LG) = (
+        np.split(values_LP, [-grippers], axis=1) for values_LP in (position_LP, target_LP)
+    )
+    return Recording(qpos_LJ, between(slopes_FP, at_L)[:, :-grippers], fingers_LG, target_LJ, finger_targets_LG, others)
 
 
 def imitable(
-    recording: Recording, spec: EnvSpec, arm: ArmSpec, space: Box, builder: StateBuilder
+    recording: Recording, spec: EnvSpec, space: Box, builder: StateBuilder
 ) -> tuple[torch.Tensor, torch.Tensor, Array]:
     """Return states [L, S] and actions [L, A] of an episode, and what its actions miss, [L, 3].
 
     That is, at the joint targets of each action, the distance of the tool from the recorded one, mm, the angle between
-    them, degrees, and whether the gripper is beyond what actions can ask for.
+    them, degrees, and whether the gripper is beyond what actions can ask for; of two arms the largest.
     """
-    controller, chain = ArmController(arm, space.terms), builder.chain
-    names = [*joint_names(arm), *joint_names(arm, "vel"), GRIPPER]
+    arms, chains = builder.arms, [*builder.chains.values()]
+    controller, from_target = Controller(arms, space.terms), any(arm.from_target for arm in arms.values())
+    names = [*joint_names(arms), *joint_names(arms, "vel"), *gripper_names(arms)]
     states, actions, missed = [], [], []
-    joint_target, finger_target = recording.qpos_LJ[0], float(recording.finger_L[0])
+    joint_target, finger_target = recording.qpos_LJ[0], recording.fingers_LG[0]
     for t, qpos in enumerate(recording.qpos_LJ):
-        numbers = dict(zip(names, (*qpos, *recording.qvel_LJ[t], recording.finger_L[t]), strict=True))
+        numbers = dict(zip(names, (*qpos, *recording.qvel_LJ[t], *recording.fingers_LG[t]), strict=True))
         numbers |= {name: value[t] for name, value in recording.external.items()}
         states.append(builder.state(numbers, finger_target, joint_target))
-        base, wanted = joint_target if arm.from_target else qpos, recording.target_LJ[t]
-        action = np.append(_move(wanted, base, arm, builder), recording.finger_target_L[t])
+        base, wanted = joint_target if from_target else qpos, recording.target_LJ[t]
+        ways = zip(np.split(wanted, len(arms)), np.split(base, len(arms)), arms.values(), chains, strict=True)
+        moves = [_move(*way) for way in ways]
+        action = np.concatenate([np.append(*own) for own in zip(moves, recording.finger_targets_LG[t], strict=True)])
         share = (action - space.offset) / space.scale
         actions.append(share.clip(-1, 1))
         executed = space.offset + space.scale * actions[-1]
         joint_target, finger_target = controller.targets(executed, base, finger_target)
-        (at, at_33, _), (to, to_33, _) = chain.tool(joint_target), chain.tool(wanted)
-        cosine = (np.trace(to_33 @ at_33.T) - 1) / 2
-        angle_deg = np.degrees(np.arccos(np.clip(cosine, -1, 1)))
-        missed.append((1e3 * np.linalg.norm(to - at), angle_deg, abs(share[-1]) > 1.05))
+        reached = zip(chains, *(np.split(values, len(arms)) for values in (joint_target, wanted)), strict=True)
+        beyond = np.abs(share.reshape(len(arms), -1)[:, -1]).max() > 1.05
+        missed.append((*np.max([_apart(*one) for one in reached], 0), beyond))
     state_LS = torch.from_numpy(np.stack(states) * spec.state_scale)
     return state_LS, torch.from_numpy(np.stack(actions)).float(), np.array(missed, np.float64)
 
 
-def _move(wanted_J: Array, base_J: Array, arm: ArmSpec, builder: StateBuilder) -> Array:
+def _apart(chain: Chain, qpos_J: Array, wanted_J: Array) -> tuple[float, float]:
+    """Return the distance of the tools at two poses, mm, and the angle between them, degrees."""
+    (at, at_33, _), (to, to_33, _) = chain.tool(qpos_J), chain.tool(wanted_J)
+    cosine = (np.trace(to_33 @ at_33.T) - 1) / 2
+    return 1e3 * float(np.linalg.norm(to - at)), float(np.degrees(np.arccos(np.clip(cosine, -1, 1))))
+
+
+def _move(wanted_J: Array, base_J: Array, arm: ArmSpec, chain: Chain) -> Array:
     """Return the action (rad, m), without the gripper, that moves the arm from one pose to another."""
     if arm.control == "joint_delta":
         return wanted_J - base_J
-    (to, to_33, _), (at, at_33, _) = builder.chain.tool(wanted_J), builder.chain.tool(base_J)
+    (to, to_33, _), (at, at_33, _) = chain.tool(wanted_J), chain.tool(base_J)
     if not arm.rotation:
         return np.asarray(to - at)
     turn = to_33 @ at_33.T  # its antisymmetric part is the axis times the sine of the angle
@@ -200,17 +219,20 @@ def _move(wanted_J: Array, base_J: Array, arm: ArmSpec, builder: StateBuilder) -
 
 
 def _in_our_units(
-    values_FD: torch.Tensor, names: Sequence[str], mapping: RobotMapping, arm: ArmSpec, column: str
+    values_FD: torch.Tensor, names: Sequence[str], mapping: RobotMapping, arms: Arms, column: str
 ) -> Array:
-    """Return the joints and the gripper of a column, rad or m, [F, J + 1]. UserError for a missing or odd one."""
+    """Return the joints and the grippers of a column, rad or m, [F, J + G]. UserError for a missing or odd one."""
     if missing := [entry.name for entry in mapping.entries.values() if entry.name not in names]:
         has = f"{column} lacks {', '.join(missing)}. It has {', '.join(names)}"
         raise UserError(f"{has}. mapping=<file> says which entry is which")
-    entries = [mapping.joints[joint.name] for joint in arm.joints] + [mapping.gripper]
-    ends = [(joint.low - BEYOND, joint.high + BEYOND) for joint in arm.joints]
-    closed, open = mapping.gripper.zero, arm.gripper.max_position_m
-    slack = STROKE * (open - closed)
-    ends.append((min(closed, arm.gripper.closed_m) - slack, open + slack))
+    joints = joints_of(arms)
+    grippers = [entry for entry in (mapping.gripper, mapping.right_gripper) if entry is not None]
+    entries = [*(mapping.joints[name] for name in joints), *grippers]
+    ends = [(joint.low - BEYOND, joint.high + BEYOND) for joint in joints.values()]
+    for entry, arm in zip(grippers, arms.values(), strict=True):
+        closed, open = entry.zero, arm.gripper.max_position_m
+        slack = STROKE * (open - closed)
+        ends.append((min(closed, arm.gripper.closed_m) - slack, open + slack))
     columns = []
     for entry, (low, high) in zip(entries, ends, strict=True):
         theirs_F = values_FD[:, names.index(entry.name)].double().numpy()
@@ -223,7 +245,7 @@ def _in_our_units(
         if entry.unit == "percent" and 0.3 < np.ptp(theirs_F) and 0 <= theirs_F.min() and theirs_F.max() <= 1:
             raise UserError(f"{read_as}: does it run from 0 to 1? {cure}")
         columns.append(ours_F)
-    turning = [i for i, entry in enumerate(entries[:-1]) if entry.unit == "deg"]
+    turning = [i for i, entry in enumerate(entries[: len(joints)]) if entry.unit == "deg"]
     if turning and np.abs(np.stack(columns)[turning]).max() < np.radians(2 * np.pi):
         raise UserError(f"{column}: all joints read as degrees are within 6.28 degrees: give unit=rad")
     return np.stack(columns, 1)

@@ -40,21 +40,25 @@ def tracking(
     return lines
 
 
-def reach(episodes: Sequence[Episode], spec: EnvSpec, arm: ArmSpec) -> list[str]:
-    """Return lines about where the tool goes: under the table, out of the workspace, or never to an object."""
+def reach(episodes: Sequence[Episode], spec: EnvSpec, side: str, arm: ArmSpec) -> list[str]:
+    """Return lines about where the tool goes: under the table, out of the workspace, or never to an object.
+
+    side: with what the names of the arm begin.
+    """
     physical = [episode.state_LS.double().numpy() / spec.state_scale for episode in episodes]
     terms = slices_of(spec.state)
-    tool_F3 = np.concatenate([state[:, terms["tcp_pos"]] for state in physical])
+    tool_F3 = np.concatenate([state[:, terms[f"{side}tcp_pos"]] for state in physical])
     low_3, high_3 = np.array(arm.workspace_low_m), np.array(arm.workspace_high_m)
     outside = float(((tool_F3 < low_3 - OUTSIDE_M) | (tool_F3 > high_3 + OUTSIDE_M)).any(1).mean())
-    heights = f"the tool is {tool_F3[:, 2].min():.3f} to {tool_F3[:, 2].max():.3f} m high"
+    tool = f"the {side.replace('_', ' ')}tool"
+    heights = f"{tool} is {tool_F3[:, 2].min():.3f} to {tool_F3[:, 2].max():.3f} m high"
     lines = [f"{heights}, and in {outside:.0%} of the control steps outside of the task's workspace"]
     cure = "is a unit, a sign or a zero of the joints wrong, or does the table stand elsewhere?"
     if tool_F3[:, 2].min() < -OUTSIDE_M / 2 or outside > FAR:
         lines[0] += f": {cure}"
     for term in spec.state:
-        if term.difference is not None and term.difference.minus == "tcp_pos":
+        if term.difference is not None and term.difference.minus == f"{side}tcp_pos":
             nearest_m = np.median([np.linalg.norm(state[:, terms[term.name]], axis=1).min() for state in physical])
-            near = f"the tool comes as near as {1e3 * nearest_m:.0f} mm to {term.difference.of}, in the median episode"
+            near = f"{tool} comes as near as {1e3 * nearest_m:.0f} mm to {term.difference.of}, in the median episode"
             lines.append(near if nearest_m < NEAR_M else f"{near}: {cure}")
     return lines

@@ -30,8 +30,6 @@ BITS = (5, 2), (1, 6)  # contype and conaffinity of the left and of the right ro
 class Pair:
     """Two robots as one (``base.Robot``). apart_m: between the bases. UserError unless the robot is a GripperArm."""
 
-    arm: ArmSpec | None = None  # a robot's computer controls one arm
-
     def __init__(self, robot: Robot, apart_m: float) -> None:
         if not isinstance(robot, GripperArm):
             raise UserError(f"robots: {robot.name} is no GripperArm, which two at one table have to be")
@@ -39,6 +37,8 @@ class Pair:
         self.scale, self.gap_m, self.impratio = robot.scale, robot.gap_m, robot.impratio
         left, right = placed(robot, "left/", apart_m / 2), placed(robot, "right/", -apart_m / 2)
         self.robots: tuple[GripperArm, GripperArm] = left, right
+        self.arm: ArmSpec | None = left.arm
+        self.right_arm: ArmSpec | None = right.arm
         self.workspace_m = right.workspace_m[0], left.workspace_m[1]
         self.fingers = tuple(each.prefix + finger for each in self.robots for finger in each.fingers)
         self.terms = tuple(replace(term, name=f"{side}_{term.name}") for side in SIDES for term in robot.terms)

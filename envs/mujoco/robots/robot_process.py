@@ -24,11 +24,12 @@ from embodied.core.arm import Chain
 from embodied.core.errors import UserError
 from embodied.core.process.child import end_with_parent
 from embodied.core.seeds import Purpose, first_env_seed
-from embodied.core.spec import CameraSpec
+from embodied.core.spec import CameraSpec, joints_of
 from embodied.envs import make_pool
 from embodied.envs.episodes.sampler import first_episodes
 from embodied.envs.mujoco.robot_file import Perturbation, robot_perturbation
 from embodied.envs.mujoco.robots.gripper_arm import backlash
+from embodied.envs.mujoco.robots.pair import PairState
 
 FILM_SIZE = (320, 240)
 FILM_DT_S = 0.1
@@ -48,9 +49,12 @@ class SimulatedArm:
         sim = {"randomization": self.perturbation.terms()}
         self.pool = make_pool(task["name"], config, num_envs=1, num_threads=1, sim=sim, cameras=cameras)
         self.pool.observe_images = False
-        if self.pool.spec.arm is None:
+        arms = self.pool.spec.arms
+        if not arms:
             raise UserError(f"task {task['name']} does not describe the arm of its robot")
-        self.chain, self.joints = Chain(self.pool.spec.arm), [joint.name for joint in self.pool.spec.arm.joints]
+        self.chains = {side: Chain(arm) for side, arm in arms.items()}
+        self.joints, self.grippers = [*joints_of(arms)], [f"{side}gripper.pos" for side in arms]
+        self.arms = self.pool.arm.arms if isinstance(self.pool.arm, PairState) else (self.pool.arm,)
         of_task = self.pool.task.observed()
         self.perceived = [q for q in of_task if q.term.source == "external" and q.term.difference is None]
         self.timestep_s = float(self.pool.model.opt.timestep)
@@ -71,26 +75,28 @@ class SimulatedArm:
         return pool.instruction_texts[0]
 
     def act(self, targets: Mapping[str, float]) -> None:
-        """Command position targets of the joints and the gripper; they take effect after the action delay.
+        """Command position targets of the joints and grippers; they take effect after the action delay.
 
         UserError for a missing or unknown name, or a number that is not finite.
         """
-        names = [*(f"{name}.pos" for name in self.joints), "gripper.pos"]
+        names = [*(f"{name}.pos" for name in self.joints), *self.grippers]
         if set(targets) != set(names):
             raise UserError(f"action: got {', '.join(targets)}, needed {', '.join(names)}")
         values = np.array([float(targets[name]) for name in names])
         if not np.isfinite(values).all():
             raise UserError("action: has NaN or infinite numbers")
-        joints = values[:-1] - self.offset  # the robot's own controller reads its encoders
-        parts = self.pool.arm.parts
-        self.wanted[parts.arm.ctrl], self.wanted[parts.gripper.ctrl] = joints, values[-1]
+        joints, grippers = np.split(values, [len(self.joints)])
+        joints = joints - self.offset  # the robot's own controller reads its encoders
+        for arm, own, gripper in zip(self.arms, np.split(joints, len(self.arms)), grippers, strict=True):
+            self.wanted[arm.parts.arm.ctrl], self.wanted[arm.parts.gripper.ctrl] = own, gripper
 
     def step(self) -> None:
         """Make one step of the physics."""
-        parts, ctrl = self.pool.arm.parts, self.pool.arm.ctrl[0]
-        arm, gripper = parts.arm.ctrl, parts.gripper.ctrl
-        ctrl[arm] = backlash(ctrl[arm], self.wanted[arm], self.perturbation.backlash_rad)
-        ctrl[gripper] = self.wanted[gripper]
+        ctrl, wanted = self.pool.arm.ctrl[0], self.wanted
+        for arm in self.arms:
+            joints, gripper = arm.parts.arm.ctrl, arm.parts.gripper.ctrl
+            ctrl[joints] = backlash(ctrl[joints], wanted[joints], self.perturbation.backlash_rad)
+            ctrl[gripper] = wanted[gripper]
         self.pool.batch.step(None, nstep=1, stage=self.pool.stage)
         self.pool.view.changed()
         self.time_s += self.timestep_s
@@ -109,8 +115,11 @@ class SimulatedArm:
         qvel = arm.joint_vel[0].numpy() + p.velocity_noise_rad_s * self.random.standard_normal(num_joints)
         found: dict[str, Any] = {f"{name}.pos": float(value) for name, value in zip(self.joints, qpos, strict=True)}
         found |= {f"{name}.vel": float(value) for name, value in zip(self.joints, qvel, strict=True)}
-        found["gripper.pos"] = float(arm.finger_qpos[0].mean())
-        quantities, parts = self.pool.task.observe(), {"tcp_pos": torch.from_numpy(self.chain.tool(qpos)[0])[None]}
+        fingers = [float(arm.finger_qpos[0].mean()) for arm in self.arms]
+        found |= dict(zip(self.grippers, fingers, strict=True))
+        each = zip(self.chains.items(), np.split(qpos, len(self.chains)), strict=True)
+        parts = {f"{side}tcp_pos": torch.from_numpy(chain.tool(own)[0])[None] for (side, chain), own in each}
+        quantities = self.pool.task.observe()
         for quantity in self.perceived:
             term = quantity.term
             if quantity.read is None:  # it follows from what is measured
@@ -173,7 +182,8 @@ def main(argv: list[str]) -> int:
     options = json.loads(argv[2])
     task, cameras = options["task"], [CameraSpec(**camera) for camera in options["cameras"]]
     try:
-        perturbation = robot_perturbation(task.get("robot", "panda")) if options["perturbed"] else None
+        robots = task.get("robots") or {"": task.get("robot", "panda")}  # two are of a kind
+        perturbation = robot_perturbation(next(iter(robots.values()))) if options["perturbed"] else None
         arm = SimulatedArm(task, cameras, perturbation)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)

@@ -1,0 +1,300 @@
+"""A bundle for two arms: what a robot of two arms measures and is told, its limits, its mapping, its recordings."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from embodied import compare, convert, deploy, export
+from embodied.core.errors import UserError
+from embodied.core.execution import EvalRollout
+from embodied.core.spec import joints_of
+from embodied.data import read
+from embodied.deployment.bundle.description import Bundle
+from embodied.deployment.bundle.format import BUNDLE_FILE, parse_bundle, read_bundle, read_simulation
+from embodied.deployment.bundle.runner import PolicyRunner
+from embodied.deployment.control.arm import Controller, StateBuilder
+from embodied.deployment.control.inference import Inference
+from embodied.deployment.control.loop import ControlLoop
+from embodied.deployment.control.safety import Safety
+from embodied.deployment.robots.base import Unusable, gripper_names, joint_names
+from embodied.deployment.robots.mapping import MappedRobot, gripper_entry
+from embodied.deployment.robots.setup import poses, propose
+from embodied.deployment.robots.sim import SimRobot
+from embodied.envs import make_pool, make_sampler
+from embodied.session.factories import evaluation_plans, make_env
+from tests.commands.helpers import SMALL, run, run_train
+from tests.data.test_joint_positions import as_lerobot
+from tests.deployment.exports import random_policy, small_config, write_small
+from tests.deployment.toy_arm import ToyArm, ToyConfig
+
+KINDS: list[dict[str, Any]] = [{}, {"task.robots": {"left": "so101", "right": "so101"}}]
+SIDES = ("left_", "right_")
+
+
+@cache
+def bar_bundle(kind: int = 0) -> Path:
+    path = Path(mkdtemp(prefix="bundle-"))
+    write_small(path, small_config("lift_bar", "flow", **KINDS[kind]))
+    return path
+
+
+class TwoToys:
+    """Two toy arms as one robot, as LeRobot's robots of two arms: the same names with left_ and right_ before them."""
+
+    name = "two_toys"
+
+    def __init__(self, config: ToyConfig) -> None:
+        self.arms = {side: ToyArm(config) for side in SIDES}
+
+    @property
+    def observation_features(self) -> dict[str, Any]:
+        return {side + name: kind for side, arm in self.arms.items() for name, kind in arm.observation_features.items()}
+
+    @property
+    def action_features(self) -> dict[str, Any]:
+        return {side + name: kind for side, arm in self.arms.items() for name, kind in arm.action_features.items()}
+
+    @property
+    def is_connected(self) -> bool:
+        return all(arm.is_connected for arm in self.arms.values())
+
+    def connect(self, calibrate: bool = True) -> None:
+        for arm in self.arms.values():
+            arm.connect(calibrate)
+
+    def disconnect(self) -> None:
+        for arm in self.arms.values():
+            arm.disconnect()
+
+    def get_observation(self) -> dict[str, Any]:
+        return {side + name: value for side, arm in self.arms.items() for name, value in arm.get_observation().items()}
+
+    def send_action(self, action: dict[str, float]) -> dict[str, float]:
+        sent = {}
+        for side, arm in self.arms.items():
+            own = {name.removeprefix(side): value for name, value in action.items() if name.startswith(side)}
+            sent |= {side + name: value for name, value in arm.send_action(own).items()}
+        return sent
+
+
+@pytest.mark.parametrize("kind", range(2))
+def test_states_and_targets_are_those_of_training(kind: int) -> None:
+    bundle = read_bundle(bar_bundle(kind))
+    pool = make_pool(
+        "lift_bar", {"robots": read_simulation(bar_bundle(kind))["task"]["robots"]}, num_envs=4, num_threads=1
+    )
+    pool.reset(make_sampler(pool, seed=3))
+    draw = torch.Generator().manual_seed(0)
+    for _ in range(8):
+        pool.step(2 * torch.rand(4, 1, pool.spec.action_dim, generator=draw) - 1)
+    builder, controller = StateBuilder(bundle), Controller(bundle.arms, bundle.action)
+    scale, offset = (np.array([getattr(term, name) for term in bundle.action]) for name in ("scale", "offset"))
+    names = [*joint_names(bundle.arms), *joint_names(bundle.arms, "vel"), *gripper_names(bundle.arms)]
+    fingers_NG = np.stack([arm.finger_qpos.mean(-1) for arm in pool.arm.arms], 1)
+    numbers = np.concatenate([pool.arm.joint_pos.numpy(), pool.arm.joint_vel.numpy(), fingers_NG], 1)
+    quantities, obs = pool.task.observe(), pool.observe()["state"].numpy() / pool.spec.state_scale
+    finger_targets = np.concatenate([arm.finger_targets[:, :1] for arm in pool.arm.arms], 1)
+    last = np.concatenate([pool.arm.ctrl[:, arm.parts.arm.ctrl] for arm in pool.arm.arms], 1)
+    chosen = 2 * torch.rand(4, bundle.action_dim, generator=draw).double().numpy() - 1
+    qpos = pool.arm.joint_pos.numpy().copy()
+    states = []
+    for n in range(4):
+        observation = dict(zip(names, numbers[n].tolist(), strict=True))
+        for term in builder.external:
+            observation |= dict(zip(term.entry_names, quantities[term.name][n].tolist(), strict=True))
+        assert set(builder.needed) == set(observation)
+        states.append(builder.state(observation, finger_targets[n], last[n]))
+    same = ["_fingers[" not in name for name in pool.spec.state_names]
+    np.testing.assert_allclose(np.stack(states)[:, same], obs[:, same], atol=2e-6)
+    pool.arm.apply(chosen, None)
+    base = last if bundle.arm.from_target else qpos
+    for n in range(4):
+        joints, fingers = controller.targets(chosen[n] * scale + offset, base[n], finger_targets[n])
+        expected = [pool.arm.ctrl[n, arm.parts.arm.ctrl] for arm in pool.arm.arms]
+        np.testing.assert_allclose(joints, np.concatenate(expected), atol=1e-9)
+        for finger, arm in zip(fingers, pool.arm.arms, strict=True):
+            np.testing.assert_allclose(pool.arm.ctrl[n, arm.parts.gripper.ctrl], finger, atol=1e-9)
+
+
+def test_an_episode_is_the_one_of_the_evaluation() -> None:
+    """With SO-101s: each has one finger, so the state is the same to the last digit."""
+    config, path = small_config("lift_bar", "flow", **KINDS[1]), bar_bundle(1)
+    bundle, env, expected = read_bundle(path), make_env(config, 1, 1), list[np.ndarray]()
+    env.on_control_step = lambda pool: expected.append(pool.arm.joint_pos[0].numpy().copy())
+    rollout = EvalRollout(random_policy(config), env, evaluation_plans(env.spec, 2, 5).rows(slice(1, 2)), seeded=False)
+    while len(expected) < 36:
+        rollout.step()
+    env.close()
+    safety = Safety(bundle.arms)
+    safety.limits = replace(safety.limits, ramp_s=0.0)
+    with SimRobot(bundle, read_simulation(path), lockstep=True) as robot:
+        assert set(robot.action_features) == {*joint_names(bundle.arms), "left_gripper.pos", "right_gripper.pos"}
+        robot.reset(5, 1)
+        inference = Inference(PolicyRunner(path), robot, simulated=True)
+        record = ControlLoop(bundle, robot, inference, safety).run(steps=36)
+    assert record.interventions == {}
+    np.testing.assert_allclose(record.stack("qpos")[1:], np.stack(expected)[:35], atol=1e-6)
+
+
+@pytest.mark.slow(reason="trains, exports, compares and deploys")
+def test_a_run_and_its_bundle_agree_and_drive_both_arms(tmp_path: Path) -> None:
+    trained, bundle, report = tmp_path / "run", tmp_path / "bundle", tmp_path / "report"
+    words = [*SMALL, "task=lift_bar", "task.max_episode_steps=10", "total_steps=256", f"out={trained}"]
+    assert run_train(*words).code == 0
+    assert run(export.main, [f"run={trained}", f"out={bundle}", "episodes=2"]).result["parity_max"] < 1e-5
+    words = [f"policies=[{trained},{bundle}]", "limit=20", "num_threads=1", f"out={tmp_path}/compared.json"]
+    assert run(compare.main, words).result["solved_by_one"] == [0, 0]
+    for words in (["episodes=2", "lockstep=true", "perturbation=real", f"report={report}"], ["episodes=1"]):
+        driven = run(deploy.main, [f"bundle={bundle}", "robot=sim", "video=false", *words])
+        assert driven.code == 0, driven.stderr
+        assert driven.result["ended"] == {"time limit": driven.result["episodes"]}
+        assert "right_joint7" in driven.stderr
+        assert "nothing keeps the two arms from touching each other" in driven.stderr
+        assert "did not reach its default pose" not in driven.stderr
+    assert "right_joint7" in (report / "report.html").read_text()
+
+
+# -- limits ------------------------------------------------------------------------------------------------------------
+def started() -> tuple[Safety, np.ndarray, np.ndarray]:
+    arms = read_bundle(bar_bundle()).arms
+    safety, home = Safety(arms), np.array([joint.home for joint in joints_of(arms).values()])
+    fingers = np.array([0.04, 0.04])
+    safety.start(home, fingers, 0.0)
+    return safety, home, fingers
+
+
+def test_each_tool_has_a_box_of_its_own() -> None:
+    """One tool that is outside, and may come back, lets the other one no further out."""
+    safety, home, fingers = started()
+    low = safety.limits.workspace_low_m.copy()
+    low[0, 2] = safety.chains[0].tool(home[:7])[0][2] + 0.05  # the left tool is 5 cm too low
+    low[1, 2] = safety.chains[1].tool(home[7:])[0][2]
+    safety.limits = replace(safety.limits, workspace_low_m=low)
+    down = home.copy()
+    down[8] += 0.1  # the right shoulder leans forward
+    assert safety.chains[1].tool(down[7:])[0][2] < low[1, 2] - 1e-3
+    sent, _ = safety.filter(down, fingers, home, np.zeros(14), 5.0)
+    np.testing.assert_array_equal(sent, home)
+    assert safety.counts["workspace"] == 1
+
+
+def test_what_is_wrong_with_one_arm_holds_both() -> None:
+    safety, home, fingers = started()
+    sent, _ = safety.filter(home + 0.01, fingers, home, np.zeros(14), 5.0)
+    broken = home.copy()
+    broken[13] = np.nan
+    held, _ = safety.filter(home + 0.05, fingers, broken, np.zeros(14), 5.05)
+    np.testing.assert_array_equal(held, sent)
+    jumped = home.copy()
+    jumped[13] += 2.0
+    safety.check_moves(home, 5.1)
+    with pytest.raises(Unusable, match=r"right_joint7 moved by \+2\.000 rad"):
+        safety.check_moves(jumped, 5.15)
+    _, closed = safety.filter(home, np.array([0.04, -1.0]), home, np.zeros(14), 5.2)
+    assert closed.tolist() == [0.04, safety.limits.finger_low_m]
+
+
+# -- a robot's own names -----------------------------------------------------------------------------------------------
+def toys_in(pose: str, bundle: Bundle) -> TwoToys:
+    degrees = np.rad2deg(poses(bundle.arms)[pose])
+    assert np.array_equal(degrees[:7], degrees[7:])
+    robot = TwoToys(ToyConfig(pose_deg=degrees[:7].tolist()))
+    robot.connect()
+    return robot
+
+
+def test_the_way_of_a_new_robot_of_two_arms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bundle, mapping = read_bundle(bar_bundle()), tmp_path / "toys.json"
+    words = [f"bundle={bar_bundle()}", "robot=tests.deployment.test_bundle_of_two_arms:Built", f"mapping={mapping}"]
+    monkeypatch.setattr(
+        "tests.deployment.test_bundle_of_two_arms.Built", lambda: toys_in("default", bundle), raising=False
+    )
+    assert run(deploy.main, [*words, "propose_mapping=true"]).code == 0
+    content = json.loads(mapping.read_text())
+    assert content["joints"]["right_joint2"]["name"] == "right_shoulder.pos"
+    assert (content["gripper"]["name"], content["right_gripper"]["name"]) == ("left_gripper.pos", "right_gripper.pos")
+    with Image.open(tmp_path / "toys.png") as picture:
+        assert picture.size == (1080, 720)
+    wrong = run(deploy.main, [*words, "confirm_mapping=A. Person"])
+    assert wrong.code == 2
+    assert "left_joint2 is read at" in wrong.stderr  # the signs and offsets of the toy
+    assert "right_joint2 is read at" in wrong.stderr
+
+
+def test_a_mapping_of_two_arms_needs_both_grippers() -> None:
+    bundle, robot = read_bundle(bar_bundle()), toys_in("default", read_bundle(bar_bundle()))
+    mapping = propose(bundle, robot)
+    mapped = MappedRobot(robot, mapping, bundle.arms)
+    sent = mapped.send_action(
+        {**dict.fromkeys(joint_names(bundle.arms), 0.1), "left_gripper.pos": 0.01, "right_gripper.pos": 0.03}
+    )
+    assert sent["right_gripper.pos"] == pytest.approx(0.03)
+    assert robot.arms["left_"].sent[-1]["gripper.pos"] == pytest.approx(25.0)
+    with pytest.raises(UserError, match="right_gripper: got none, and the policy has 2 arms"):
+        MappedRobot(robot, replace(mapping, right_gripper=None), bundle.arms)
+
+
+# -- what was changed --------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda c: c["right_arm"]["joints"].pop(), "right_arm: is of another kind than arm"),
+        (lambda c: c["right_arm"]["joints"].clear(), "right_arm: is of another kind than arm"),
+        (lambda c: c["right_arm"]["joints"][3].update(high=-0.1), "right_arm: is of another kind than arm"),
+        (lambda c: c["right_arm"]["gripper"].update(open_m=0.03), "right_arm: is of another kind than arm"),
+        (lambda c: c["right_arm"]["joints"][0].update(max_velocity=1e6), "right_arm.joints.0..max_velocity: got 1e"),
+        (lambda c: c["right_arm"].update(workspace_low_m=[9, 9, 9]), "right_arm.workspace: low 9 is not below"),
+        (lambda c: c["right_arm"].update(from_target=1), "right_arm.from_target"),
+        (lambda c: c.pop("right_arm"), "action: has 8 entries, the arm's control needs 4"),
+        (lambda c: c["action"][3].update(scale=1.0), "action: left_gripper is -0.985 to 1.015 m, the gripper's"),
+        (lambda c: c["action"][4].update(scale=-0.06), "action: a scale is -0.06, allowed: above 0"),
+        (lambda c: c["state"][6].update(size=8), "state: right_joint_pos has 8 entries, the arm needs 7"),
+    ],
+)
+def test_a_second_arm_that_does_not_fit_is_refused(change: Any, message: str) -> None:
+    content = json.loads((bar_bundle() / BUNDLE_FILE).read_text())
+    assert parse_bundle(content, "bundle.json").right_arm is not None
+    change(content)
+    with pytest.raises(UserError, match=message):
+        parse_bundle(content, "bundle.json")
+
+
+# -- recordings --------------------------------------------------------------------------------------------------------
+def test_what_two_arms_recorded_becomes_demonstrations(tmp_path: Path) -> None:
+    """Joint positions of both arms with LeRobot's names, from one place to another and back."""
+    bundle = read_bundle(bar_bundle(1))
+    spec, low = bundle.env_spec, {name: joint.home for name, joint in joints_of(bundle.arms).items()}
+    names = [*joint_names(bundle.arms)[:5], "left_gripper.pos", *joint_names(bundle.arms)[5:], "right_gripper.pos"]
+    grip, steps = gripper_entry(bundle.arm, ""), np.linspace(0, 1, 30)
+    columns = []
+    for name in names:
+        if "gripper" in name:
+            columns.append(np.full(30, 50.0 if name.startswith("left") else 80.0))
+        else:
+            columns.append(np.degrees(low[name.removesuffix(".pos")] + 0.1 * steps))
+    positions = np.stack(columns, 1)
+    external = StateBuilder(spec).external_names
+    more = {"observation.environment_state": (external, [np.zeros((30, len(external)))])}
+    as_lerobot(tmp_path / "source", names, [positions], [positions], more)
+    words = ["task=lift_bar", "task.robots={left: so101, right: so101}", "unit=deg"]
+    found = run(convert.main, [f"source={tmp_path / 'source'}", *words, f"out={tmp_path / 'set'}"])
+    assert found.code == 0, found.stderr
+    assert "the left tool is" in found.stderr
+    assert "the right tool is" in found.stderr
+    data = read(tmp_path / "set")
+    state = dict(zip(spec.state_names, (data.state_FS.numpy() / spec.state_scale).T, strict=True))
+    for side in SIDES:
+        np.testing.assert_allclose(state[f"{side}joint_pos[0]"], low[f"{side}shoulder_pan"] + 0.1 * steps, atol=1e-5)
+    opened = grip.from_robot(np.array([50.0, 80.0]))
+    assert state["left_fingers[0]"][0] == pytest.approx(opened[0], abs=1e-5)
+    assert state["right_fingers[0]"][0] == pytest.approx(opened[1], abs=1e-5)
