@@ -286,12 +286,14 @@ def draw_poses(arms: Arms, poses: Mapping[str, Array]) -> NDArray[np.uint8]:
     ]
     for colour, chain, qpos in drawn:
         tool, frame, _ = chain.tool(qpos)
+        skeleton = chain.points(qpos)
+        skeleton[0, 1] = skeleton[1, 1]  # one of two arms stands aside
         bar = tool + FINGERS_M * np.stack([-frame[:, 1], frame[:, 1]])
         flag = np.stack([tool, tool + FLAG_M * frame[:, 0]])
         for view, (right, up) in enumerate(VIEWS):
             origin = np.array([(view + ORIGINS[view]) * SIZE, ground])
             axes = SCALE * np.array([right, np.negative(up)], np.float64).T
-            for points in (chain.points(qpos), bar, flag):
+            for points in (skeleton, bar, flag):
                 for start, end in pairwise(origin + points @ axes):
                     for point in np.linspace(start, end, max(2, int(np.abs(end - start).max()) + 1)):
                         _square(image, point, colour, 1)
