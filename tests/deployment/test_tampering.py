@@ -145,7 +145,7 @@ def test_every_change_of_the_description_is_refused(bundle_dir: Path) -> None:
         (("arm", "gripper", "open_m"), 0.9, "arm.gripper: open, closed and largest do not fit"),
         (("arm", "rotation"), True, "action: has 4 entries, the arm's control needs 5"),
         (("action", 0, "scale"), 0.0, "action: a scale is 0, allowed: above 0"),
-        (("action", 3, "scale"), 0.5, "action: the last one is -0.485 to 0.515 m, the gripper's -0.01 to 0.04 m"),
+        (("action", 3, "scale"), 0.5, "action: gripper is -0.485 to 0.515 m, the gripper's -0.01 to 0.04 m"),
         (("horizon",), 10**9, "horizon: got 1e+09, allowed: 1 to 10000"),
         (("horizon",), 5, "the policy planned float32 [64, 4, 4], needed float32 [64, 5, 4]"),
         (("execute",), 5, "execute: got 5, allowed: at most horizon 4"),
