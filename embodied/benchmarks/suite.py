@@ -67,7 +67,6 @@ SLOW_TASKS = {
 ALL_TASKS = TASKS | SLOW_TASKS
 
 
-
 @config_dataclass
 class SuiteOptions:
     """Options after ``bench suite``."""

@@ -204,6 +204,17 @@ def test_what_is_wrong_with_one_arm_holds_both() -> None:
     assert closed.tolist() == [0.04, safety.limits.finger_low_m]
 
 
+def test_an_arm_that_is_frozen_is_noticed_while_the_other_one_moves() -> None:
+    safety, home, fingers = started()
+    qpos = home.copy()
+    for tick in range(22):
+        safety.check_moves(qpos.copy(), 5.0 + 0.05 * tick)
+        safety.filter(home + 0.2, fingers, qpos, np.zeros(14), 5.0 + 0.05 * tick)
+        qpos[7:] += 1e-4  # the right arm alone
+    with pytest.raises(Unusable, match="stay the same, to the last digit"):
+        safety.check_moves(qpos, 6.1)
+
+
 # -- a robot's own names -----------------------------------------------------------------------------------------------
 def toys_in(pose: str, bundle: Bundle) -> TwoToys:
     degrees = np.rad2deg(poses(bundle.arms)[pose])

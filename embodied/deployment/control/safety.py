@@ -127,8 +127,9 @@ class Safety:
         self._push_J = np.minimum(FROZEN_LEADS if arm.from_target else FROZEN_LEAD, self.limits.max_lead_J / 2)
         self._fastest_J = JUMP * np.array([joint.max_velocity for joint in joints.values()])
         self._seen_J: Array | None = None
-        self._seen_s = 0.0  # last joints that did not jump, and when joints last changed
-        self._pushed_s: float | None = None  # since when joints have not changed although their targets are far away
+        self._seen_s_G = np.zeros(len(arms))  # last joints that did not jump, and when those of each arm last changed
+        self._pushed_s_G = np.full(len(arms), np.nan)
+        """Since when the joints of each arm have not changed although their targets are far away; NaN: they have."""
 
     def start(self, qpos_J: Array, fingers_m: Array, now_s: float, during: str = "episode", age_s: float = 0.0) -> None:
         """Begin an episode at a pose measured ``age_s`` seconds ago, which becomes the pose to hold.
@@ -148,7 +149,8 @@ class Safety:
             where = f"{self._names[i]} is at {qpos_J[i]:.4g}, outside of its limits {ends}"
             raise UserError(f"{where}: are these degrees, or is its sign or offset wrong?")
         self._during, self._began_s, self._paused_s, self._blind_since_s = during, now_s, 0.0, None
-        self._kinds, self._seen_J, self._pushed_s = set(), None, None
+        self._kinds, self._seen_J = set(), None
+        self._pushed_s_G[:] = np.nan
         self._commit(self._within_limits(qpos_J), self._within_stroke(fingers_m))
 
     @property
@@ -162,31 +164,31 @@ class Safety:
         return self._sent
 
     def check_moves(self, qpos_J: Array, now_s: float) -> None:
-        """Raise Unusable for joints that measure the same, to the last digit, for FROZEN_S, far from their targets.
+        """Raise Unusable for an arm whose joints measure the same, to the last digit, for FROZEN_S, far from targets.
 
         Unusable too for a position that a joint cannot have reached since the measurement before: a wrong number.
         """
-        seen_J, passed_s = self._seen_J, min(now_s - self._seen_s, MAX_AGE_S)
-        same = seen_J is not None and np.array_equal(qpos_J, seen_J)
-        if not same:  # a robot may measure less often than it is asked
-            self._seen_s = now_s
+        arms, seen_J = len(self.chains), self._seen_J
+        same_G = np.full(arms, False) if seen_J is None else (qpos_J == seen_J).reshape(arms, -1).all(1)
+        passed_J = np.minimum(now_s - self._seen_s_G, MAX_AGE_S).repeat(len(qpos_J) // arms)
+        self._seen_s_G = np.where(same_G, self._seen_s_G, now_s)  # a robot may measure less often than it is asked
         if seen_J is not None:
-            beyond_J = np.abs(qpos_J - seen_J) - self._fastest_J * passed_s - JUMP_SLACK
+            beyond_J = np.abs(qpos_J - seen_J) - self._fastest_J * passed_J - JUMP_SLACK
             if (beyond_J > 0).any():
                 i = int(np.argmax(beyond_J))
                 moved = f"{self._names[i]} moved by {qpos_J[i] - seen_J[i]:+.3f} {self._units[i]}"
-                raise Unusable("jump", f"{moved} in {passed_s:.3f} s, which it cannot")
+                raise Unusable("jump", f"{moved} in {passed_J[i]:.3f} s, which it cannot")
         self._seen_J = qpos_J
-        if not (same and (np.abs(self.hold()[0] - qpos_J) > self._push_J).any()):
-            self._pushed_s = None
-        elif self._pushed_s is None:
-            self._pushed_s = now_s
-        if self._pushed_s is not None and now_s - self._pushed_s > FROZEN_S:
+        far_G = (np.abs(self.hold()[0] - qpos_J) > self._push_J).reshape(arms, -1).any(1)
+        since_G = np.where(np.isnan(self._pushed_s_G), now_s, self._pushed_s_G)
+        self._pushed_s_G = np.where(same_G & far_G, since_G, np.nan)
+        if (now_s - self._pushed_s_G > FROZEN_S).any():
             raise Unusable("frozen", "the measured joints stay the same, to the last digit, far from their targets")
 
     def paused(self, passed_s: float) -> None:
         """Take no account of the time in which a person was asked, after an observation that could be used."""
-        self._seen_J = self._pushed_s = self._blind_since_s = None
+        self._seen_J = self._blind_since_s = None
+        self._pushed_s_G[:] = np.nan
         self._before = set()
         self._paused_s += passed_s
 
