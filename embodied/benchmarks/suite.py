@@ -62,7 +62,7 @@ SLOW_TASKS = {
     "Highway": Task("gym/highway-fast-v0", 30_000),
     "CheetahRun": Task("envpool/CheetahRun-v1", 1_000_000),  # of dm_control
     "PushCube": Task("maniskill/PushCube-v1", 1_000_000),
-    "Pong": Task("envpool/Pong-v5", 2_000_000, 20.989, 10_000_000),
+    "Pong": Task("envpool/Pong-v5", 1_000_000, 20.989, 10_000_000),
 }
 ALL_TASKS = TASKS | SLOW_TASKS
 

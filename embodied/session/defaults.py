@@ -207,7 +207,7 @@ def derive(spec: EnvSpec, policy: str, words: Mapping[str, Any]) -> tuple[dict[s
         "algo.epochs": epochs, "algo.num_minibatches": max(1, num_envs * decisions // minibatch),
         "algo.learning_rate": rate, "algo.final_rate": FINAL_RATE, "algo.critic_learning_rate": None,
         "algo.max_grad_norm": 0.5,
-        "total_steps": TOTAL_STEPS,
+        "total_steps": TOTAL_STEPS, "max_minutes": None,  # rates fall until then, however slow the simulator is
     }  # fmt: skip
     if images or not rate:
         learning["algo.schedule"] = "fixed"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -12,7 +13,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 
 from embodied import compare, convert, deploy, export
 from embodied.core.errors import UserError
@@ -26,9 +26,9 @@ from embodied.deployment.control.arm import Controller, StateBuilder
 from embodied.deployment.control.inference import Inference
 from embodied.deployment.control.loop import ControlLoop
 from embodied.deployment.control.safety import Safety
-from embodied.deployment.robots.base import Unusable, gripper_names, joint_names
-from embodied.deployment.robots.mapping import MappedRobot, gripper_entry
-from embodied.deployment.robots.setup import poses, propose
+from embodied.deployment.robots.base import Unusable, gripper_names, joint_names, values
+from embodied.deployment.robots.mapping import MappedRobot, RobotMapping, gripper_entry
+from embodied.deployment.robots.setup import check_confirmed, confirm, fingers_in, poses, propose
 from embodied.deployment.robots.sim import SimRobot
 from embodied.envs import make_pool, make_sampler
 from embodied.session.factories import evaluation_plans, make_env
@@ -188,6 +188,43 @@ def test_each_tool_has_a_box_of_its_own() -> None:
     assert safety.counts["workspace"] == 1
 
 
+def test_an_arm_that_is_outside_lets_the_other_one_hold_its_targets() -> None:
+    safety, home, fingers = started()
+    low = safety.limits.workspace_low_m.copy()
+    low[0, 2] = safety.chains[0].tool(home[:7])[0][2] + 0.002
+    safety.limits = replace(safety.limits, workspace_low_m=low)
+    down, sagged = home.copy(), home.copy()
+    down[1] += 0.1  # the left shoulder leans forward
+    sagged[8] += 0.01  # the right one sags under the load
+    for tick in range(10):
+        sent, _ = safety.filter(down, fingers, sagged, np.zeros(14), 5.0 + 0.05 * tick)
+    np.testing.assert_array_equal(sent[7:], home[7:])
+    assert "the left tool would be" in safety.log[-1].detail
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_nothing_beyond_a_limit_of_either_arm_leaves(seed: int) -> None:
+    random, (safety, home, _) = np.random.default_rng(seed), started()
+    limits, qpos, extremes = safety.limits, home.copy(), [np.nan, np.inf, -np.inf, 1e9, -1e9]
+    for tick in range(300):
+        targets = qpos + random.normal(size=14) * random.choice([0.01, 0.3, 10.0], size=2).repeat(7)
+        if random.random() < 0.2:
+            targets[random.integers(14)] = random.choice(extremes)
+        fingers = random.choice([0.02, *extremes], size=2)
+        qvel = random.normal(size=14) * random.choice([0.1, 5.0], size=2).repeat(7)
+        sent, sent_fingers = safety.filter(targets, fingers, qpos, qvel, 5.0 + 0.05 * tick)
+        assert ((sent >= limits.low_J) & (sent <= limits.high_J)).all()
+        assert (np.abs(sent - qpos) <= limits.max_lead_J + 1e-9).all()
+        assert ((sent_fingers >= limits.finger_low_m) & (sent_fingers <= limits.finger_high_m)).all()
+        for chain, own, low, high in zip(
+            safety.chains, np.split(sent, 2), limits.workspace_low_m, limits.workspace_high_m, strict=True
+        ):
+            tool = chain.tool(own)[0]
+            assert ((tool >= low - 1e-6) & (tool <= high + 1e-6)).all()
+        qpos = qpos + 0.5 * (sent - qpos)
+    assert {"not finite", "lead", "velocity", "gripper", "workspace"} <= set(safety.counts)
+
+
 def test_what_is_wrong_with_one_arm_holds_both() -> None:
     safety, home, fingers = started()
     sent, _ = safety.filter(home + 0.01, fingers, home, np.zeros(14), 5.0)
@@ -216,43 +253,97 @@ def test_an_arm_that_is_frozen_is_noticed_while_the_other_one_moves() -> None:
 
 
 # -- a robot's own names -----------------------------------------------------------------------------------------------
-def toys_in(pose: str, bundle: Bundle) -> TwoToys:
-    degrees = np.rad2deg(poses(bundle.arms)[pose])
-    assert np.array_equal(degrees[:7], degrees[7:])
-    robot = TwoToys(ToyConfig(pose_deg=degrees[:7].tolist()))
-    robot.connect()
-    return robot
+class Panda2(TwoToys):
+    """Two arms that count in our units, in a pose of the confirmation."""
+
+    def __init__(self, bundle: Bundle, pose: str) -> None:
+        super().__init__(ToyConfig())
+        names = [*joint_names(bundle.arms), *gripper_names(bundle.arms)]
+        numbers = [*poses(bundle.arms)[pose], *fingers_in(bundle.arms)[pose]]
+        for side, arm in self.arms.items():
+            own = dict(zip(names, map(float, numbers), strict=True))
+            arm._now = {name.removeprefix(side): value for name, value in own.items() if name.startswith(side)}
+            arm._target = dict(arm._now)
+        self.connect()
 
 
-def test_the_way_of_a_new_robot_of_two_arms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    bundle, mapping = read_bundle(bar_bundle()), tmp_path / "toys.json"
-    words = [f"bundle={bar_bundle()}", "robot=tests.deployment.test_bundle_of_two_arms:Built", f"mapping={mapping}"]
-    monkeypatch.setattr(
-        "tests.deployment.test_bundle_of_two_arms.Built", lambda: toys_in("default", bundle), raising=False
-    )
-    assert run(deploy.main, [*words, "propose_mapping=true"]).code == 0
-    content = json.loads(mapping.read_text())
-    assert content["joints"]["right_joint2"]["name"] == "right_shoulder.pos"
-    assert (content["gripper"]["name"], content["right_gripper"]["name"]) == ("left_gripper.pos", "right_gripper.pos")
-    with Image.open(tmp_path / "toys.png") as picture:
-        assert picture.size == (1080, 720)
-    wrong = run(deploy.main, [*words, "confirm_mapping=A. Person"])
-    assert wrong.code == 2
-    assert "left_joint2 is read at" in wrong.stderr  # the signs and offsets of the toy
-    assert "right_joint2 is read at" in wrong.stderr
+def confirmed_in_both(bundle: Bundle, mapping: RobotMapping) -> RobotMapping:
+    for pose in ("default", "second"):
+        mapped = MappedRobot(Panda2(bundle, pose), mapping, bundle.arms)
+        seen = mapped.get_observation()
+        numbers = (values(seen, names(bundle.arms)) for names in (joint_names, gripper_names))
+        mapping = confirm(mapped, "A. Person", *numbers)
+    check_confirmed(MappedRobot(Panda2(bundle, "default"), mapping, bundle.arms))
+    return mapping
+
+
+def test_the_draft_of_a_robot_with_two_arms_is_confirmed_in_both_poses() -> None:
+    bundle = read_bundle(bar_bundle())
+    mapping = propose(bundle, Panda2(bundle, "default"))
+    assert (mapping.gripper.name, mapping.gripper.unit) == ("left_gripper.pos", "m")
+    assert mapping.right_gripper is not None
+    assert replace(confirmed_in_both(bundle, mapping), confirmed=None) == mapping
+
+
+def exchanged(mapping: RobotMapping, *joints: str) -> RobotMapping:
+    twins = {f"{a}{joint}": mapping.joints[f"{b}{joint}"] for joint in joints for a, b in (SIDES, SIDES[::-1])}
+    return replace(mapping, joints=mapping.joints | twins)
+
+
+@pytest.mark.parametrize("kind", range(2))
+def test_exchanged_arms_are_not_confirmed(kind: int) -> None:
+    bundle = read_bundle(bar_bundle(kind))
+    mapping = propose(bundle, Panda2(bundle, "default"))
+    names = [joint.name for joint in bundle.arm.joints]
+    for wrong in (exchanged(mapping, *names), *(exchanged(mapping, name) for name in names)):
+        with pytest.raises(UserError, match="does not read the second pose: left_"):
+            confirmed_in_both(bundle, wrong)
+    assert mapping.right_gripper is not None
+    grippers = replace(mapping, gripper=mapping.right_gripper, right_gripper=mapping.gripper)
+    with pytest.raises(UserError, match=r"reads the left gripper at .* in this pose it is open: .* two are exchanged"):
+        confirmed_in_both(bundle, grippers)
+
+
+def test_names_that_do_not_say_which_arm_they_are_of_are_left_to_a_person(tmp_path: Path) -> None:
+    bundle, robot = read_bundle(bar_bundle()), Panda2(read_bundle(bar_bundle()), "default")
+    for arm in robot.arms.values():
+        arm._now = {name.replace("joint", "axis").replace("gripper", "finger_1"): at for name, at in arm._now.items()}
+        arm._target = dict(arm._now)
+    mapping = propose(bundle, robot)
+    assert mapping.joints["right_joint3"].name == "right_joint3.pos"
+    assert mapping.gripper.name == "left_gripper.pos"
+    with pytest.raises(UserError, match=r"unknown name in the robot's actions 'left_gripper\.pos'"):
+        MappedRobot(robot, mapping, bundle.arms)
 
 
 def test_a_mapping_of_two_arms_needs_both_grippers() -> None:
-    bundle, robot = read_bundle(bar_bundle()), toys_in("default", read_bundle(bar_bundle()))
+    bundle = read_bundle(bar_bundle())
+    robot = Panda2(bundle, "default")
     mapping = propose(bundle, robot)
     mapped = MappedRobot(robot, mapping, bundle.arms)
-    sent = mapped.send_action(
-        {**dict.fromkeys(joint_names(bundle.arms), 0.1), "left_gripper.pos": 0.01, "right_gripper.pos": 0.03}
-    )
+    grippers = {"left_gripper.pos": 0.01, "right_gripper.pos": 0.03}
+    sent = mapped.send_action(dict.fromkeys(joint_names(bundle.arms), 0.1) | grippers)
     assert sent["right_gripper.pos"] == pytest.approx(0.03)
-    assert robot.arms["left_"].sent[-1]["gripper.pos"] == pytest.approx(25.0)
+    assert robot.arms["left_"].sent[-1]["gripper.pos"] == pytest.approx(0.01)
     with pytest.raises(UserError, match="right_gripper: got none, and the policy has 2 arms"):
         MappedRobot(robot, replace(mapping, right_gripper=None), bundle.arms)
+
+
+def test_speeds_of_an_arm_that_is_measured_less_often_are_its_own() -> None:
+    bundle = read_bundle(bar_bundle())
+    robot = Panda2(bundle, "default")
+    mapped, speeds, began_s = MappedRobot(robot, propose(bundle, robot), bundle.arms), [], time.monotonic()
+    starts = {side: arm._now["joint1.pos"] for side, arm in robot.arms.items()}
+    while (now_s := time.monotonic() - began_s) < 0.6:
+        for side, period_s in zip(SIDES, (0.01, 0.1), strict=True):
+            arm = robot.arms[side]
+            arm._now["joint1.pos"] = arm._target["joint1.pos"] = starts[side] + now_s // period_s * period_s
+        seen = mapped.get_observation()
+        if now_s > 0.35:
+            speeds.append((seen["left_joint1.vel"], seen["right_joint1.vel"]))
+        time.sleep(0.005)
+    assert np.abs(np.median(speeds, 0) - 1).max() < 0.3
+    assert np.std([right for _, right in speeds]) < 0.3
 
 
 # -- what was changed --------------------------------------------------------------------------------------------------
@@ -269,6 +360,12 @@ def test_a_mapping_of_two_arms_needs_both_grippers() -> None:
         (lambda c: c.pop("right_arm"), "action: has 8 entries, the arm's control needs 4"),
         (lambda c: c["action"][3].update(scale=1.0), "action: left_gripper is -0.985 to 1.015 m, the gripper's"),
         (lambda c: c["action"][4].update(scale=-0.06), "action: a scale is -0.06, allowed: above 0"),
+        (lambda c: c["action"][:4].reverse() or c["action"].__delitem__(slice(1, None)), "action: has 1 entries, the"),
+        (lambda c: c["action"].clear(), "action: has 0 entries, the arm's control needs 8"),
+        (
+            lambda c: c["action"].reverse(),
+            "action: entries 0 to 3 are of one arm, and have names that begin with left_",
+        ),
         (lambda c: c["state"][6].update(size=8), "state: right_joint_pos has 8 entries, the arm needs 7"),
     ],
 )
@@ -282,30 +379,38 @@ def test_a_second_arm_that_does_not_fit_is_refused(change: Any, message: str) ->
 
 # -- recordings --------------------------------------------------------------------------------------------------------
 def test_what_two_arms_recorded_becomes_demonstrations(tmp_path: Path) -> None:
-    """Joint positions of both arms with LeRobot's names, from one place to another and back."""
+    """Joint positions of both arms with LeRobot's names; each arm moves by an amount of its own."""
     bundle = read_bundle(bar_bundle(1))
     spec, low = bundle.env_spec, {name: joint.home for name, joint in joints_of(bundle.arms).items()}
     names = [*joint_names(bundle.arms)[:5], "left_gripper.pos", *joint_names(bundle.arms)[5:], "right_gripper.pos"]
-    grip, steps = gripper_entry(bundle.arm, ""), np.linspace(0, 1, 30)
+    grip, steps, moves = gripper_entry(bundle.arm, ""), np.linspace(0, 1, 30), {"left_": 0.2, "right_": 0.1}
     columns = []
     for name in names:
         if "gripper" in name:
             columns.append(np.full(30, 50.0 if name.startswith("left") else 80.0))
         else:
-            columns.append(np.degrees(low[name.removesuffix(".pos")] + 0.1 * steps))
+            columns.append(np.degrees(low[name.removesuffix(".pos")] + moves[name[: name.index("_") + 1]] * steps))
     positions = np.stack(columns, 1)
     external = StateBuilder(spec).external_names
     more = {"observation.environment_state": (external, [np.zeros((30, len(external)))])}
     as_lerobot(tmp_path / "source", names, [positions], [positions], more)
+    radians = np.where(
+        [name.startswith("right") and "gripper" not in name for name in names], np.radians(positions), positions
+    )
+    as_lerobot(tmp_path / "mixed", names, [radians], [radians], more)
     words = ["task=lift_bar", "task.robots={left: so101, right: so101}", "unit=deg"]
     found = run(convert.main, [f"source={tmp_path / 'source'}", *words, f"out={tmp_path / 'set'}"])
     assert found.code == 0, found.stderr
+    mixed = run(convert.main, [f"source={tmp_path / 'mixed'}", *words, f"out={tmp_path / 'other'}"])
+    assert "all right joints read as degrees are within 6.28 degrees: give unit=rad" in mixed.stderr
     assert "the left tool is" in found.stderr
     assert "the right tool is" in found.stderr
     data = read(tmp_path / "set")
     state = dict(zip(spec.state_names, (data.state_FS.numpy() / spec.state_scale).T, strict=True))
     for side in SIDES:
-        np.testing.assert_allclose(state[f"{side}joint_pos[0]"], low[f"{side}shoulder_pan"] + 0.1 * steps, atol=1e-5)
+        np.testing.assert_allclose(
+            state[f"{side}joint_pos[0]"], low[f"{side}shoulder_pan"] + moves[side] * steps, atol=1e-5
+        )
     opened = grip.from_robot(np.array([50.0, 80.0]))
     assert state["left_fingers[0]"][0] == pytest.approx(opened[0], abs=1e-5)
     assert state["right_fingers[0]"][0] == pytest.approx(opened[1], abs=1e-5)

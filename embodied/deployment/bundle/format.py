@@ -9,6 +9,7 @@ import re
 import zipfile
 from collections.abc import Iterator
 from dataclasses import asdict, replace
+from itertools import chain
 from math import hypot, inf, prod
 from pathlib import Path
 from typing import Any
@@ -101,8 +102,8 @@ def parse_bundle(content: Any, where: str) -> Bundle:
                 raise UserError(f"{where}: {name}: got {one_line(value)[:60]!r}, allowed: printable text")
         elif isinstance(value, (int, float)) and not isinstance(value, bool):
             check_range(f"{where}: {name}", value, *RANGES[re.sub(r"\[\d+\]", "[]", name).removeprefix("right_")])
-    rules = *_of_sizes(bundle), *_of_arm("arm", bundle.arm), *_of_right_arm(bundle), *_of_gripper(bundle)
-    for fits, message in (*rules, *_of_terms(bundle)):
+    rules = _of_sizes(bundle), _of_arm("arm", bundle.arm), _of_right_arm(bundle), _of_action(bundle), _of_terms(bundle)
+    for fits, message in chain(*rules):  # one after the other: later ones rely on the sizes
         if not fits:
             raise UserError(f"{where}: {one_line(message)}")
     return bundle
@@ -238,14 +239,16 @@ def _of_right_arm(bundle: Bundle) -> Rules:
     yield same, "right_arm: is of another kind than arm"
 
 
-def _of_gripper(bundle: Bundle) -> Rules:
-    """Yield the rules of the gripper and of the action that commands it; the other actions' scales are positive."""
+def _of_action(bundle: Bundle) -> Rules:
+    """Yield the rules of the gripper and of the actions: an arm's last one commands it, others have a scale > 0."""
     gripper, action = bundle.arm.gripper, bundle.action
     ends, unit = (gripper.closed_m, gripper.open_m), gripper.position_unit
     yield unit == "rad" or max(*map(abs, ends), gripper.max_position_m) <= 1, "arm.gripper: a position is above 1 m"
     yield ends[0] != ends[1] and max(ends) <= gripper.max_position_m, "arm.gripper: open, closed and largest do not fit"
     size = len(action) // len(bundle.arms)
-    for last in action[size - 1 :: size]:
+    for side, last, i in zip(bundle.arms, action[size - 1 :: size], range(0, len(action), size), strict=True):
+        named = all(term.name.startswith(side) for term in action[i : i + size])
+        yield named, f"action: entries {i} to {i + size - 1} are of one arm, and have names that begin with {side}"
         low, high = last.offset - last.scale, last.offset + last.scale
         close = max(abs(low - ends[0]), abs(high - ends[1])) < 1e-6
         ours, needed = f"{low:g} to {high:g} {unit}", f"{ends[0]:g} to {ends[1]:g} {unit}"

@@ -19,6 +19,7 @@ from collections import Counter, deque
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from embodied.core.arm import Array, Chain
 from embodied.core.errors import UserError
@@ -108,7 +109,7 @@ class Intervention:
 class Safety:
     """Filter targets of one episode, and log what was changed. One filter serves one robot, of one arm or two.
 
-    What is wrong with one arm holds both. That two arms do not touch each other is not watched.
+    What is wrong with one arm makes both hold. That two arms do not touch each other is not watched.
 
     speed: share of the largest speed and lead of the arm's joints. UserError if it is above 1.
     """
@@ -118,6 +119,7 @@ class Safety:
         self.counts: Counter[str] = Counter()  # an intervention that lasts for several commands counts once
         self.log: deque[Intervention] = deque(maxlen=LOGGED)
         joints, arm = joints_of(arms), next(iter(arms.values()))
+        self._sides = [side.replace("_", " ") for side in arms]
         self._names, self._units = [*joints], ["m" if joint.kind == "slide" else "rad" for joint in joints.values()]
         self._during, self._began_s, self._now_s = "", 0.0, 0.0
         self._paused_s = 0.0  # since then, and not part of the first half second
@@ -224,7 +226,7 @@ class Safety:
         if (np.abs(qvel_J) > limits.max_velocity_J).any():
             i = int(np.argmax(np.abs(qvel_J) / limits.max_velocity_J))
             self.intervene("velocity", f"{self._names[i]} moves at {qvel_J[i]:.3g} {self._units[i]}/s")
-            wanted = qpos_J
+            wanted = np.where(self._of_arms(np.abs(qvel_J) > limits.max_velocity_J), qpos_J, held)
         passed = (now_s - self._began_s - self._paused_s) / limits.ramp_s if limits.ramp_s > 0 else 1.0
         ramp = min(1.0, limits.ramp_start + (1 - limits.ramp_start) * passed)
         lead = limits.max_lead_J * ramp
@@ -235,11 +237,13 @@ class Safety:
         if not np.allclose(inside, near, atol=1e-9):
             self.intervene("position", self._largest(near - inside))
         outside_m = self._outside_m(inside)
-        if (outside_m > np.maximum(self._outside_m(self._within_limits(qpos_J)), 1e-9)).any():
-            self.intervene("workspace", f"the tool would be {1e3 * outside_m.max():.1f} mm outside")
+        further_m = outside_m - np.maximum(self._outside_m(self._within_limits(qpos_J)), 1e-9)
+        if (further_m > 0).any():
+            arm = int(np.argmax(further_m))
+            self.intervene("workspace", f"the {self._sides[arm]}tool would be {1e3 * outside_m[arm]:.1f} mm outside")
             inside = self._within_limits(np.clip(held, qpos_J - lead, qpos_J + lead))
-            if self._outside_m(inside).any():
-                inside = self._within_limits(qpos_J)
+            lost_J = (self._outside_m(inside) > 0).repeat(len(inside) // len(outside_m))
+            inside = np.where(lost_J, self._within_limits(qpos_J), inside)
         fingers = self._within_stroke(fingers_m)
         if (np.abs(fingers - fingers_m) > 1e-9).any():
             self.intervene("gripper", ", ".join(f"{finger_m:.4f} m" for finger_m in fingers_m))
@@ -250,6 +254,11 @@ class Safety:
         self.counts[kind] += 1
         self.log.append(Intervention(self._during, round(now_s - self._began_s, 4), kind, detail))
         LOG.warning("safety: %s: %s", kind, detail)
+
+    def _of_arms(self, found_J: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        """Return for each joint whether something was found in a joint of its arm."""
+        arms = len(self.chains)
+        return found_J.reshape(arms, -1).any(1).repeat(len(found_J) // arms)
 
     def _within_limits(self, qpos_J: Array) -> Array:
         return qpos_J.clip(self.limits.low_J, self.limits.high_J)

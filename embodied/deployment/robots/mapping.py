@@ -149,6 +149,25 @@ def write_mapping(path: Path, mapping: RobotMapping) -> None:
     path.write_text(json.dumps(described(mapping), indent=1) + "\n", encoding="utf-8")
 
 
+Changes = deque[tuple[float, dict[str, float]]]
+"""Times at which the positions of an arm were seen to change, and the positions."""
+
+
+def _speeds(now: dict[str, float], seen: Changes) -> dict[str, float]:
+    """Return the speed of each position; see ``MappedRobot.get_observation``. seen: of this arm, is kept up to date."""
+    now_s = time.monotonic()
+    if seen and now == seen[-1][1] and (len(seen) == 1 or now_s - seen[-1][0] > STILL_S):
+        seen.clear()
+    if not seen or now != seen[-1][1]:
+        seen.append((now_s, now))
+    while len(seen) > 2 and now_s - seen[1][0] >= DIFFERENCE_S:
+        seen.popleft()
+    (before_s, before), (last_s, last) = seen[0], seen[-1]
+    if last_s - before_s < DIFFERENCE_S:
+        return dict.fromkeys(now, 0.0)
+    return {name: (last[name] - before[name]) / (last_s - before_s) for name in now}
+
+
 class MappedRobot:
     """A ``Robot``, in our names and units, made of a ``Driver``. UserError for one without the names of the mapping."""
 
@@ -166,7 +185,7 @@ class MappedRobot:
                 raise unknown_name(f"name in the robot's {what}", name, features)
         ours = {*self._entries, *(f"{name}.vel" for name in mapping.joints), *self._renamed}
         self._hidden = seen | ours
-        self._changes: deque[tuple[float, dict[str, float]]] = deque()  # times and positions
+        self._changes: dict[str, Changes] = {side: deque() for side in arms}
 
     @property
     def is_connected(self) -> bool:
@@ -180,22 +199,12 @@ class MappedRobot:
         """
         theirs = self.robot.get_observation()
         ours = {name: entry.from_robot(number(theirs, entry.name)) for name, entry in self._entries.items()}
-        now_s, seen = time.monotonic(), self._changes
-        if seen and ours == seen[-1][1] and (len(seen) == 1 or now_s - seen[-1][0] > STILL_S):
-            seen.clear()
-        if not seen or ours != seen[-1][1]:
-            seen.append((now_s, ours))
-        while len(seen) > 2 and now_s - seen[1][0] >= DIFFERENCE_S:
-            seen.popleft()
-        (before_s, before), (last_s, last) = seen[0], seen[-1]
-        found: Observation = dict(ours)
+        found, speeds = Observation(ours), dict[str, float]()
+        for side, seen in self._changes.items():  # each arm has its own times
+            speeds |= _speeds({name: value for name, value in ours.items() if name.startswith(side)}, seen)
         for joint, entry in self.mapping.joints.items():
-            position, speed = f"{joint}.pos", 0.0
-            if entry.velocity is not None:
-                speed = entry.factor * number(theirs, entry.velocity)
-            elif last_s - before_s >= DIFFERENCE_S:
-                speed = (last[position] - before[position]) / (last_s - before_s)
-            found[f"{joint}.vel"] = speed
+            given = None if entry.velocity is None else entry.factor * number(theirs, entry.velocity)
+            found[f"{joint}.vel"] = speeds[f"{joint}.pos"] if given is None else given
         return found | self._others(theirs)
 
     def send_action(self, action: Action) -> Action:

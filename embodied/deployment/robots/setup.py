@@ -95,7 +95,9 @@ def map_robot(options: DeployOptions, bundle: Bundle) -> dict[str, Any]:
             seen = mapping.confirmed.poses
         lacking = [name for name in poses(bundle.arms) if name not in seen]
         if lacking:
-            where = f"into its {lacking[0]} pose (red in {path.with_suffix('.png')}), gripper open"
+            right_shut = len(bundle.arms) > 1 and lacking[0] == SECOND
+            grip = "the left gripper open, the right one shut" if right_shut else "gripper open"
+            where = f"into its {lacking[0]} pose (red in {path.with_suffix('.png')}), {grip}"
             print(f"next: move the arm by hand {where}, then confirm_mapping=<your name>", file=sys.stderr)
         return {
             "bundle": options.bundle, "robot": found.name, "mapping": options.mapping, "confirmed_poses": [*seen],
@@ -107,7 +109,8 @@ def propose(bundle: Bundle, robot: Driver) -> RobotMapping:
     """Return a draft for a connected robot. UserError for a robot with fewer joints than the policy's arm.
 
     A joint gets the robot's name that ends with ours, such as ``fr3_joint1.pos`` for ``joint1.pos``. If one has none,
-    or several, all are taken in the robot's order. If a joint is beyond a full turn of radians, all are in degrees. A
+    or several, all are taken in the robot's order; of two arms they then keep our names, which a person has to replace,
+    and so do their grippers. If a joint is beyond a full turn of radians, all are in degrees. A
     finger is in metres, as in ROS, and so is a gripper whose number lies within the opening of the policy's. Any other
     gripper runs from 0 to 100, as LeRobot's do. A place that the robot calls ``<term>_pos`` is found for a term that it
     lacks.
@@ -117,19 +120,19 @@ def propose(bundle: Bundle, robot: Driver) -> RobotMapping:
     positions = [name for name in names if name not in grippers]
     if len(positions) < len(joints):
         raise UserError(f"the robot has {len(positions)} joints, the policy's arms {len(joints)}")
-    now = robot.get_observation()
-    chosen = _alike(joint_names(bundle.arms), positions) or positions
+    now, one, own = robot.get_observation(), len(bundle.arms) == 1, gripper_names(bundle.arms)
+    chosen = _alike(joint_names(bundle.arms), positions) or (positions if one else joint_names(bundle.arms))
     degrees = any(abs(number(now, name)) > 2 * pi for name in chosen[: len(joints)] if name in now)
     entries = {}
     for joint, name in zip(joints, chosen, strict=False):
         speed = name.removesuffix(".pos") + ".vel"
         entries[joint] = Entry(name, "deg" if degrees else "rad", velocity=speed if speed in observed else None)
-    own, arm = gripper_names(bundle.arms), bundle.arm
+    fingers = grippers[:1] or own if one else _alike(own, grippers) or own
     of_arms = [
         Entry(name, arm.gripper.position_unit)
         if "finger" in name or (name in now and 0 < number(now, name) <= 1.05 * arm.gripper.max_position_m)
         else gripper_entry(arm, name)
-        for name in (_alike(own, grippers) or [*grippers, *own][: len(own)])
+        for arm, name in zip(bundle.arms.values(), fingers, strict=True)
     ]
     lacking = [name for name in StateBuilder(bundle).external_names if name not in observed]
     places = {name: name.replace("[", "_pos[") for name in lacking}
@@ -146,14 +149,16 @@ def _alike(ours: Sequence[str], theirs: Sequence[str]) -> list[str]:
 
 def show(robot: MappedRobot, path: Path) -> tuple[Array, Array]:
     """Print the mapping in rad or m, draw the poses; return joints [J] and grippers. UserError for old numbers."""
-    arms, entries, observation = robot.arms, robot.mapping.entries, robot.get_observation()
+    arms, observation = robot.arms, robot.get_observation()
+    names = [*joint_names(arms), *gripper_names(arms)]
     check_age(age(observation, time.monotonic()))
     now, wanted, picture = values(observation, joint_names(arms)), poses(arms), path.with_suffix(".png")
     grippers = values(observation, gripper_names(arms))
-    open_m = np.array([arm.gripper.open_m for arm in arms.values()])
-    drawn = {"now": np.append(now, grippers), **{name: np.append(pose, open_m) for name, pose in wanted.items()}}
+    fingers = fingers_in(arms)
+    drawn = {"now": np.append(now, grippers), **{name: np.append(wanted[name], fingers[name]) for name in wanted}}
     lines = [f"{'joint':14} {'on the robot':24} sign  {'unit':8}{''.join(f'{name:>10}' for name in drawn)}  (rad, m)"]
-    for i, (name, entry) in enumerate(entries.items()):
+    for i, name in enumerate(names):
+        entry = robot.mapping.entries[name]
         numbers = "".join(f"{pose[i]:+10.{3 if i < len(now) else 4}f}" for pose in drawn.values())
         lines.append(f"{name.removesuffix('.pos'):14} {entry.name:24} {entry.sign:+d}    {entry.unit:8}{numbers}")
     rows = [draw_poses(arms, {"now": now, name: pose}) for name, pose in wanted.items()]
@@ -166,17 +171,30 @@ def show(robot: MappedRobot, path: Path) -> tuple[Array, Array]:
 
 
 def poses(arms: Arms) -> dict[str, Array]:
-    """Return the poses of a confirmation, joint positions [J] of all arms by name; see ``_poses``."""
-    each = [_poses(arm) for arm in arms.values()]
+    """Return the poses of a confirmation, joint positions [J] of all arms by name; see ``_poses``.
+
+    In the second pose each joint is elsewhere than that of the other arm, and the right gripper is shut
+    (``fingers_in``), so that exchanged arms are noticed.
+    """
+    left, *others = arms.values()
+    each = [found := _poses(left), *(_poses(arm, tuple(found[SECOND])) for arm in others)]
     return {name: np.concatenate([found[name] for found in each]) for name in (DEFAULT, SECOND)}
 
 
+def fingers_in(arms: Arms) -> dict[str, Array]:
+    """Return where the fingers of each arm are in each pose, [arms]: open, but of the right arm shut in the second."""
+    each = [arm.gripper for arm in arms.values()]
+    shut = [gripper_entry(arm, "").low or 0.0 for arm in arms.values()]
+    opened = np.array([gripper.open_m for gripper in each])
+    return {DEFAULT: opened, SECOND: np.array([opened[0], *shut[1:]])}
+
+
 @cache
-def _poses(arm: ArmSpec) -> dict[str, Array]:
-    """Return the poses of a confirmation, joint positions [J] by name. UserError for an arm that has no second one.
+def _poses(arm: ArmSpec, other: tuple[float, ...] = ()) -> dict[str, Array]:
+    """Return the poses of one arm, joint positions [J] by name. UserError for an arm that has no second one.
 
     Of TRIES random second poses it is the one whose tool is nearest to that of the default pose, without a joint or the
-    tool lower than all of them are there.
+    tool lower than all of them are there. other: second pose of the left arm, from which each joint is away.
     """
     home = np.array([joint.home for joint in arm.joints])
     low, high = (np.array([getattr(joint, end) for joint in arm.joints]) for end in ("low", "high"))
@@ -188,7 +206,7 @@ def _poses(arm: ArmSpec) -> dict[str, Array]:
     for _ in range(TRIES):
         second = home + unit * random.permutation(moves)[: len(home)]
         within = (second >= low + margin) & (second <= high - margin) & (np.abs(second) >= NEAREST * unit)
-        if not within.all():
+        if not within.all() or (other and (np.abs(second - other) < 0.99 * SPACING * unit).any()):
             continue
         points = chain.points(second)
         distance = float(np.linalg.norm(points[-1] - default[-1]))
@@ -226,15 +244,16 @@ def confirm(robot: MappedRobot, by: str, qpos_J: Array, grippers_m: Array) -> Ro
         why = "sign, unit or offset of these joints is wrong, or two are exchanged"
         if_there = f"If the real arm is in that pose (red in the picture), {why}"
         raise UserError(f"the mapping does not read the {name} pose: {'; '.join(wrong)}. {if_there}")
-    for arm, gripper_m, name in zip(robot.arms.values(), grippers_m, gripper_names(robot.arms), strict=True):
-        gripper, unit = arm.gripper, arm.gripper.position_unit
-        shut, most = gripper_entry(arm, "").low or 0.0, 1.05 * gripper.max_position_m
-        if not (abs(gripper_m - gripper.open_m) < abs(gripper_m - shut) and gripper_m <= most):
-            why = (
-                f"closed is {shut:.4g} {unit}. Open the gripper; if it is open, its unit, low, high or offset is wrong"
-            )
-            read = f"the mapping reads the {name.removesuffix('.pos').replace('_', ' ')} at {gripper_m:.4g} {unit}"
-            raise UserError(f"{read}: open is {gripper.open_m:.4g}, {why}")
+    each = zip(robot.arms.values(), grippers_m, fingers_in(robot.arms)[here[0]], gripper_names(robot.arms), strict=True)
+    for arm, gripper_m, wanted_m, name in each:
+        opened, unit, most = arm.gripper.open_m, arm.gripper.position_unit, 1.05 * arm.gripper.max_position_m
+        shut = gripper_entry(arm, "").low or 0.0
+        other = shut if wanted_m == opened else opened
+        if not (abs(gripper_m - wanted_m) < abs(gripper_m - other) and gripper_m <= most):
+            which, verb = name.removesuffix(".pos").replace("_", " "), "open" if wanted_m == opened else "shut"
+            why = f"{verb} it; if it is {verb}, its unit, low, high or offset is wrong, or two are exchanged"
+            read = f"the mapping reads the {which} at {gripper_m:.4g} {unit}"
+            raise UserError(f"{read}: open is {opened:.4g}, closed is {shut:.4g}, and in this pose it is {verb}: {why}")
     at = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())
     together = tuple(name for name in wanted if name in (*seen, *here))
     return replace(robot.mapping, confirmed=Confirmation(by.strip(), at, sha256, together))

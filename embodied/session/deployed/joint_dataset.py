@@ -50,15 +50,15 @@ class Recording:
 def draft_mapping(arms: Arms, names: Sequence[str], unit: Unit) -> RobotMapping:
     """Return what the entries of an action are: the joints in ``unit``, grippers from 0 to 100, as LeRobot has them.
 
-    A joint has the name that ends with ours, such as ``main_elbow_flex.pos`` for ``elbow_flex``. If no joint has one,
-    all are taken in their order. unit: of all joints that turn; sliding ones are in m. percent is from -100 to 100 over
-    the range of a joint. UserError unless every joint and gripper have one name.
+    A joint has the name that ends with ours, such as ``main_elbow_flex.pos`` for ``elbow_flex``. If none has one, the
+    joints of a single arm are taken in their order. unit: of all joints that turn; sliding ones are in m. percent is
+    from -100 to 100 over the range of a joint. UserError unless every joint and gripper have one name.
     """
     joints, own = joints_of(arms), gripper_names(arms)
     grippers = [name for name in names if "gripper" in name or "finger" in name]
     positions = [name for name in names if name not in grippers]
     alike = [[name for name in positions if name.endswith(joint)] for joint in joint_names(arms)]
-    found = [name for names_of_joint in alike for name in names_of_joint] or positions
+    found = [name for names_of_joint in alike for name in names_of_joint] or (positions if len(arms) == 1 else [])
     matched = [len(names_of_joint) for names_of_joint in alike]
     if len(own) > 1:  # in any order
         grippers = [name for gripper in own for name in grippers if name.endswith(gripper)]
@@ -125,8 +125,8 @@ def joint_episodes(
     if [entry.name for entry in chosen.joints.values()] != joint_names(arms):
         which = ", ".join(f"{joint} {entry.name}" for joint, entry in chosen.joints.items())
         lines.append(f"joints of the arm and of the data set: {which}")
-    gripper = chosen.right_gripper or chosen.gripper
-    ends = [gripper.to_robot(space.offset[-1] + sign * space.scale[-1]) for sign in (-1, 1)]
+    each = [entry for entry in (chosen.gripper, chosen.right_gripper) if entry is not None]
+    ends = [sorted(grip.to_robot(space.offset[-1] + sign * space.scale[-1]) for sign in (-1, 1)) for grip in each]
     lines += tracking(episodes, missed, spec, ends)
     for side, arm in arms.items():
         lines += reach(episodes, spec, side, arm)
@@ -245,9 +245,11 @@ def _in_our_units(
         if entry.unit == "percent" and 0.3 < np.ptp(theirs_F) and 0 <= theirs_F.min() and theirs_F.max() <= 1:
             raise UserError(f"{read_as}: does it run from 0 to 1? {cure}")
         columns.append(ours_F)
-    turning = [i for i, entry in enumerate(entries[: len(joints)]) if entry.unit == "deg"]
-    if turning and np.abs(np.stack(columns)[turning]).max() < np.radians(2 * np.pi):
-        raise UserError(f"{column}: all joints read as degrees are within 6.28 degrees: give unit=rad")
+    for side in arms:
+        turning = [i for i, name in enumerate(joints) if entries[i].unit == "deg" and name.startswith(side)]
+        if turning and np.abs(np.stack(columns)[turning]).max() < np.radians(2 * np.pi):
+            which = f"all {side.replace('_', ' ')}joints read as degrees"
+            raise UserError(f"{column}: {which} are within 6.28 degrees: give unit=rad")
     return np.stack(columns, 1)
 
 

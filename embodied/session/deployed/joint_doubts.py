@@ -14,20 +14,20 @@ CLIPPED = 0.01  # share of control steps; in more of them the gripper is beyond 
 
 
 def tracking(
-    episodes: Sequence[Episode], missed: Sequence[Array], spec: EnvSpec, gripper_ends: Sequence[float]
+    episodes: Sequence[Episode], missed: Sequence[Array], spec: EnvSpec, gripper_ends: Sequence[Sequence[float]]
 ) -> list[str]:
     """Return lines about how well actions ask for what was recorded, and about instructions and lengths of episodes.
 
     missed: of each episode, what ``imitable`` says, [L, 3].
-    gripper_ends: what the task's gripper actions -1 and 1 are in the data set's numbers.
+    gripper_ends: lowest and highest number of the data set that the task's actions of each gripper can ask for.
     """
     mm, deg, beyond = np.concatenate(missed).T
     worst = int(np.argmax([missed_L3[:, 0].max() for missed_L3 in missed]))
     most = f"at most {mm.max():.0f} mm (episode {worst}) and {deg.max():.0f} deg"
     lines = [f"actions ask for a tool {mm.mean():.1f} mm from the recorded one on average, {most}"]
     if beyond.mean() > CLIPPED:
-        low, high = sorted(gripper_ends)
-        allowed = f"the task's, from {low:.0f} to {high:.0f} in the data set's numbers"
+        ends = " and ".join(dict.fromkeys(f"from {low:.0f} to {high:.0f}" for low, high in gripper_ends))
+        allowed = f"the task's, {ends} in the data set's numbers"
         lines.append(f"in {beyond.mean():.0%} of the control steps the gripper is beyond {allowed}")
     unknown = sorted({episode.instruction for episode in episodes} - {*spec.texts, ""})
     if spec.cameras and spec.texts and unknown:

@@ -27,6 +27,7 @@ from embodied.core.seeds import Purpose, first_env_seed
 from embodied.core.spec import CameraSpec, joints_of
 from embodied.envs import make_pool
 from embodied.envs.episodes.sampler import first_episodes
+from embodied.envs.mujoco.config import SIDES
 from embodied.envs.mujoco.robot_file import Perturbation, robot_perturbation
 from embodied.envs.mujoco.robots.gripper_arm import backlash
 from embodied.envs.mujoco.robots.pair import PairState
@@ -182,8 +183,9 @@ def main(argv: list[str]) -> int:
     options = json.loads(argv[2])
     task, cameras = options["task"], [CameraSpec(**camera) for camera in options["cameras"]]
     try:
-        robots = task.get("robots") or {"": task.get("robot", "panda")}  # two are of a kind
-        perturbation = robot_perturbation(next(iter(robots.values()))) if options["perturbed"] else None
+        robots = task.get("robots")  # two of a kind
+        robot = robots.get(SIDES[0]) if isinstance(robots, dict) else task.get("robot", "panda")
+        perturbation = robot_perturbation(str(robot)) if options["perturbed"] else None
         arm = SimulatedArm(task, cameras, perturbation)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
