@@ -16,6 +16,7 @@ from embodied.core.spec import CameraSpec, joints_of
 from embodied.deployment.robots.base import GRIPPER
 from embodied.deployment.robots.mapping import Entry, gripper_entry
 from embodied.deployment.robots.sim import SimRobot
+from embodied.envs.mujoco.config import SIDES
 from embodied.envs.registry import TASKS, MujocoFamily
 
 
@@ -27,7 +28,7 @@ class EmbodiedRobotConfig(RobotConfig):
     task: str = "lift"
     """Name of the task, whose objects are on the table."""
     robot: str = "so101"
-    """Name of the arm, or the path of its YAML file."""
+    """Name of the arm, or the path of its YAML file; of both arms in a task for two, such as ``lift_bar``."""
     cameras: list[str] = field(default_factory=list)
     """Names of cameras: ``front``, ``wrist``."""
     width: int = 128
@@ -54,9 +55,10 @@ class EmbodiedRobot(Robot):
         super().__init__(config)
         self.config, self.cameras = config, config.cameras
         specs = [CameraSpec(name, config.height, config.width) for name in config.cameras]
-        task = from_mapping(TASKS[config.task].config, {"robot": config.robot}, f"task.{config.task}")
-        spec = MujocoFamily().spec(config.task, task, specs)
-        self._sim = SimRobot(spec, {"task": {"name": config.task, "robot": config.robot}})
+        options, two = TASKS[config.task].config, {"robots": dict.fromkeys(SIDES, config.robot)}
+        robots = two if "robots" in options.__dataclass_fields__ else {"robot": config.robot}
+        spec = MujocoFamily().spec(config.task, from_mapping(options, robots, f"task.{config.task}"), specs)
+        self._sim = SimRobot(spec, {"task": {"name": config.task, **robots}})
         arms = self._sim.arms
         self._entries = {f"{side}{GRIPPER}": gripper_entry(arm, f"{side}{GRIPPER}") for side, arm in arms.items()}
         for name, joint in joints_of(arms).items():

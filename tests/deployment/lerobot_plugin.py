@@ -55,6 +55,10 @@ def main() -> None:
     share = made(**common, use_degrees=False)
     with share:
         seen["share"] = numbers(share.get_observation())
+    both = made(**common, task="lift_bar")
+    with both:
+        seen["both"] = numbers(both.get_observation())
+        seen["sent_both"] = both.send_action(seen["both"])
     try:
         made(robot="so10")
     except ValueError as error:

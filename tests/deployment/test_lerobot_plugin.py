@@ -47,4 +47,6 @@ def test_lerobot_drives_a_simulated_so101_in_its_own_keys_and_units(root: Path, 
     assert seen["moved"]["shoulder_pan.pos"] == pytest.approx(20, abs=2)
     assert seen["moved"]["gripper.pos"] == pytest.approx(40, abs=2)
     assert abs(seen["again"]["shoulder_pan.pos"]) < 5
+    assert sorted(seen["both"]) == sorted(f"{side}_{key}" for side in ("left", "right") for key in keys)
+    assert seen["sent_both"] == pytest.approx(seen["both"])
     assert "unknown robot 'so10'. Did you mean 'so101'" in seen["error"]
