@@ -2,7 +2,7 @@
 
 python docs/results/stochastic_steps_cost.py <file to write>
 
-``act`` on 64 decisions, and an update of PPO with the recipe of docs/vla.md on 128 decisions: vision and language are
+``act`` on 64 decisions, and an update of PPO on 128 decisions, 16 observations eight times: vision and language are
 frozen, and the actor passes their outputs on. Flow-SDE, 4 or 10 denoise steps, in turns on one thread. Ratios to
 ``one`` are medians over rounds, so they are valid beside other programs; seconds are not.
 """

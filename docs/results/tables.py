@@ -62,7 +62,7 @@ def minutes(found: list[dict[str, Any]]) -> str:
 
 
 def steps_to(record: dict[str, Any], success: float) -> int:
-    """Control steps before the first evaluation that showed a success. ValueError if none did."""
+    """Control steps before the first evaluation that showed this success. ValueError if none did."""
     return min(e["env_steps"] for e in record["during_training"].values() if e["success_at_end"] >= success)
 
 

@@ -22,6 +22,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -226,7 +227,7 @@ def random_fragment(policy: Any, steps: int, num_envs: int, device: torch.device
 def update(report: Report, name: str, policy: Any, words: Mapping[str, Any], device: torch.device, short: bool) -> None:
     """Add the speed of updates on as many decisions as the recipe has, and the peak memory with a checkpoint."""
     config = compose_run(words)
-    algo: PPOConfig = config.algo.options
+    algo: PPOConfig = replace(config.algo.options, critic_warmup=0)  # the actor learns, too
     decisions = 8 if short else config.num_envs * config.runtime.decisions
     rows = min(decisions, 64)
     if device.type == "cuda":

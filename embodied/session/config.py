@@ -304,7 +304,7 @@ def expand(overrides: Mapping[str, Any]) -> dict[str, Any]:
     """Replace the short names of keys and of tasks by the full ones, and find a run that is part of this package."""
     expanded = {SHORTHANDS.get(key, key): value for key, value in overrides.items()}
     init = str(expanded.get("init", ""))
-    if init.startswith(ASSETS) and not Path(init).exists():
+    if init.removeprefix("./").startswith(ASSETS) and not Path(init).exists():
         expanded["init"] = str(CONFIG_DIR.parent.parent / init)
     if "task" in expanded:
         task = str(expanded["task"]).removeprefix(f"{DEFAULT_FAMILY}/")  # tasks of ours have a short name

@@ -30,7 +30,10 @@ OF_CHUNKS = {"policy.sigma_init": 0.25, "runtime.decisions": 8, "algo.epochs": 5
 """Of a flow policy from scratch that is told to plan chunks of actions."""
 SOLVED = 0.99  # success at which training ends
 SIZES = ("policy.horizon", "policy.execute")
-PLANS_CHUNKS = {("flow", "ppo"), ("flow", "sft"), ("vla_tiny", "sft"), ("vla_tiny", "grounding")}
+PLANS_CHUNKS = {
+    ("flow", "ppo"), ("flow", "grpo"), ("flow", "sft"),
+    ("vla_tiny", "ppo"), ("vla_tiny", "grpo"), ("vla_tiny", "sft"), ("vla_tiny", "grounding"),
+}  # fmt: skip
 """Policy and algorithm of new runs where one of ``SIZES`` alone says the other."""
 ON_GPU = {
     "num_envs": 4096, "runtime.decisions": 4, "algo.epochs": 5,
@@ -75,7 +78,7 @@ def compose_new(words: Mapping[str, Any], tell: Callable[[str], None] = lambda l
     if not foreign:
         return _compose_own(words, tell)
     flow = words.get("policy") == "flow"  # it is no task's default there
-    words = {"repeat_failures": 0.0, **words} if flow else words
+    words = {"repeat_failures": 0.0, **words}  # a default of policies on our tasks, which know success
     if words.get("init") is not None or ALGORITHMS[algo].config is not PPOConfig:
         return compose_run(_with_chunks(words))
     # gaussian has all options of the policies that are chosen below
@@ -137,7 +140,7 @@ def _with_options_of_init(words: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _with_chunks(words: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the words with what belongs to chunks, if a new flow policy is told to plan some."""
+    """Return the words with what belongs to chunks, if a new policy of ``PLANS_CHUNKS`` is told to plan some."""
     kind, given = (words.get("policy", "flow"), words.get("algo", "ppo")), [words[x] for x in SIZES if x in words]
     new = words.get("init") is None and kind in PLANS_CHUNKS
     if not new or not given or not all(isinstance(number, int) for number in given):

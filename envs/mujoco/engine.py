@@ -65,7 +65,11 @@ class Weights:
 
 
 class Beginning:
-    """The state of simulations that begin: writing it is many times as fast as a reset, which clears all data."""
+    """The state of simulations that begin: writing it is many times as fast as a reset, which clears all data.
+
+    So data that are no state and that the stage of positions does not compute, such as ``cvel`` and ``qacc``, are those
+    of another step until the first control step: what a task observes must be of positions, a state, or a sensor.
+    """
 
     def __init__(self, batch: Batch) -> None:
         self.batch = batch

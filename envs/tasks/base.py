@@ -54,7 +54,8 @@ class Quantity:
         rule, size = self.term.difference, self.term.size
         assert rule is not None
         of, minus = (pad(parts[name], (0, size - parts[name].shape[1])) for name in (rule.of, rule.minus))
-        return (of + view.constant(rule.offset) if rule.offset else of) - minus
+        offset = (*rule.offset, *(0.0,) * (size - len(rule.offset)))
+        return (of + view.constant(offset) if rule.offset else of) - minus
 
 
 class Task:

@@ -8,12 +8,13 @@ import torch
 
 from embodied.core.arm import Chain
 from embodied.core.errors import UserError
-from embodied.core.spec import SUCCESS
+from embodied.core.spec import SUCCESS, Difference, Term
 from embodied.deployment.bundle.format import read_bundle
 from embodied.deployment.control.arm import ArmController, StateBuilder
 from embodied.deployment.robots.base import joint_names
 from embodied.envs import make_pool, make_sampler
 from embodied.envs.mujoco.pool import MujocoPool
+from embodied.envs.tasks.base import Quantity
 from tests.deployment.exports import flow_bundle
 
 CONTROLS = [{}, {"rotation": True}, {"mode": "joint_delta"}]
@@ -77,6 +78,15 @@ def test_differences_of_terms_are_what_the_task_observes(task: str) -> None:
         torch.testing.assert_close(
             (padded[0] + offset - padded[1])[:, : term.size], parts[term.name], atol=1e-6, rtol=0
         )
+
+
+def test_missing_entries_of_an_offset_are_zeros_in_the_simulator_and_on_a_robot() -> None:
+    term = Term("gap", 3, "m", source="external", difference=Difference("a", "b", (0.1,)))
+    parts = {"a": np.zeros((2, 3)), "b": np.ones((2, 3))}
+    tensors = {name: torch.from_numpy(part) for name, part in parts.items()}
+    ours = Quantity(term).derive(tensors, wandering_pool("reach", {}).view)
+    np.testing.assert_allclose(ours.numpy(), term.derive(parts))
+    np.testing.assert_allclose(ours[0], [-0.9, -1, -1])
 
 
 def observation_of(pool: MujocoPool, n: int) -> dict[str, float]:

@@ -242,7 +242,7 @@ def test_rollouts_after_imitation_have_as_many_control_steps_whatever_the_chunk(
         assert config.runtime.decisions * execute == steps
 
 
-@pytest.mark.parametrize("policy", ["flow", "gaussian"])
+@pytest.mark.parametrize("policy", ["flow", "vla_tiny", "gaussian"])
 def test_a_run_that_starts_from_another_has_its_policy(policy: str, tmp_path: Path) -> None:
     """Also on a task of others, which cannot begin a certain episode again."""
     for task in ("reach", "gym/Pendulum-v1"):
@@ -250,7 +250,14 @@ def test_a_run_that_starts_from_another_has_its_policy(policy: str, tmp_path: Pa
         (tmp_path / "config.yaml").write_text(to_yaml(before))
         after = compose_new({"task": task, "init": str(tmp_path)})
         assert (after.policy.name, after.policy.options.horizon) == (policy, before.policy.options.horizon)
-        assert after.repeat_failures == (0.5 if (policy, task) == ("flow", "reach") else 0.0)
+        assert after.repeat_failures == (0.5 if policy != "gaussian" and task == "reach" else 0.0)
+
+
+def test_other_peoples_tasks_end_by_steps_alone() -> None:
+    """Rates fall until ``total_steps``: a limit of time would end a slow simulator's training before they do."""
+    assert compose_new({"task": "gym/Pendulum-v1"}).max_minutes is None
+    assert compose_new({"task": "gym/Pendulum-v1", "max_minutes": 2}).max_minutes == 2
+    assert compose_new({"task": "reach"}).max_minutes == 15
 
 
 def test_a_flow_policy_on_a_task_of_others_has_what_follows_from_the_task() -> None:
@@ -275,7 +282,7 @@ def test_flow_ends_no_episode_at_a_success_that_the_task_does_not_report() -> No
 
 
 def test_imitation_has_chunks_of_two_actions_unless_others_are_chosen() -> None:
-    for algo in ("grounding", "sft"):
+    for algo in ("grounding", "sft", "ppo", "grpo"):
         sees = {"task": "tabletop", "policy": "vla_tiny", "algo": algo}
         assert [chunks({**sees, **own})[1:3] for own in ({}, {"policy.horizon": 8}, {"policy.execute": 3})] == [
             (2, 2), (8, 4), (4, 3)
