@@ -300,7 +300,9 @@ def test_exchanged_arms_are_not_confirmed(kind: int) -> None:
             confirmed_in_both(bundle, wrong)
     assert mapping.right_gripper is not None
     grippers = replace(mapping, gripper=mapping.right_gripper, right_gripper=mapping.gripper)
-    with pytest.raises(UserError, match=r"reads the left gripper at .* in this pose it is open: .* two are exchanged"):
+    with pytest.raises(
+        UserError, match=r"reads the left gripper at .* In this pose it has to be open: .* the two are exchanged"
+    ):
         confirmed_in_both(bundle, grippers)
 
 

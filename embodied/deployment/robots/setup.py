@@ -251,9 +251,11 @@ def confirm(robot: MappedRobot, by: str, qpos_J: Array, grippers_m: Array) -> Ro
         other = shut if wanted_m == opened else opened
         if not (abs(gripper_m - wanted_m) < abs(gripper_m - other) and gripper_m <= most):
             which, verb = name.removesuffix(".pos").replace("_", " "), "open" if wanted_m == opened else "shut"
-            why = f"{verb} it; if it is {verb}, its unit, low, high or offset is wrong, or two are exchanged"
+            exchanged = ", or the two are exchanged" if len(robot.arms) > 1 else ""
+            why = f"{verb} it; if it is {verb}, its unit, low, high or offset is wrong{exchanged}"
             read = f"the mapping reads the {which} at {gripper_m:.4g} {unit}"
-            raise UserError(f"{read}: open is {opened:.4g}, closed is {shut:.4g}, and in this pose it is {verb}: {why}")
+            ends = f"open is {opened:.4g}, closed is {shut:.4g} {unit}"
+            raise UserError(f"{read}: {ends}. In this pose it has to be {verb}: {why}")
     at = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())
     together = tuple(name for name in wanted if name in (*seen, *here))
     return replace(robot.mapping, confirmed=Confirmation(by.strip(), at, sha256, together))
