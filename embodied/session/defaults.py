@@ -63,7 +63,7 @@ FINAL_RATE = 0.05  # at the end, steps of the same size would follow noise
 SLOWEST = 1 / 3  # of the learning rate, where the schedule may lower it
 WRITTEN = {"None": "null", "True": "true"}  # on the command line
 TOTAL_STEPS = 1_000_000
-EVALUATED, FINALLY_EVALUATED = 20, 200  # most episodes of an evaluation
+EVALUATED, FINALLY_EVALUATED, FEWEST = 20, 200, 5  # most episodes of an evaluation, and fewest of the final one
 ONE_SHARE, FINAL_SHARE, ALL_SHARE = 0.02, 0.05, 0.1  # of one evaluation, the final one and all, in the control steps
 
 
@@ -203,7 +203,7 @@ def derive(spec: EnvSpec, policy: str, words: Mapping[str, Any]) -> tuple[dict[s
         "algo.gamma": round(1 - 1 / horizon, 4), "algo.gae_lambda": 0.95,
         "runtime.eval_every": ceil(evaluated * limit / (ALL_SHARE * num_envs * decisions * execute)),
         "runtime.eval_episodes": evaluated,
-        "eval_episodes": min(FINALLY_EVALUATED, max(1, int(FINAL_SHARE * TOTAL_STEPS / limit))),
+        "eval_episodes": min(FINALLY_EVALUATED, max(FEWEST, int(FINAL_SHARE * TOTAL_STEPS / limit))),
     }  # fmt: skip
     learning = {
         "policy.scale_values": True, "num_envs": num_envs, "runtime.decisions": decisions, "runtime.max_staleness": 0,
