@@ -15,16 +15,17 @@ import torch
 from embodied import convert
 from embodied.core.episodes import PlanList
 from embodied.core.errors import UserError
-from embodied.core.spec import ActionTerm, Box, EnvSpec, Term
+from embodied.core.spec import ActionTerm, Box, EnvSpec, Term, joints_of
 from embodied.data import Demonstrations, Episode, read, write
 from embodied.data.images import center_crop
 from embodied.data.lerobot import check_fits, read_features
 from embodied.deployment.control.arm import StateBuilder
+from embodied.deployment.robots.base import joint_names
 from embodied.deployment.robots.mapping import gripper_entry
 from embodied.envs.episodes.sampler import first_episodes
 from embodied.session.config import compose_run
 from embodied.session.deployed.joint_dataset import draft_mapping, resampled, times
-from embodied.session.factories import make_env
+from embodied.session.factories import make_env, make_spec
 from tests.commands.helpers import run
 
 TASK = ["task=pick_place", "task.robot=so101"]
@@ -331,3 +332,41 @@ def test_a_task_is_needed_and_only_for_joints(recorded: Recorded, tmp_path: Path
     assert "task is missing" in outcome.stderr
     outcome = run(convert.main, [f"source={recorded.path / 'data'}", f"out={tmp_path / 'set'}", "task=lift"])
     assert "task: only for a LeRobotDataset" in outcome.stderr
+
+
+def test_what_two_arms_recorded_becomes_demonstrations(tmp_path: Path) -> None:
+    """Joint positions of both arms with LeRobot's names; each arm moves by an amount of its own."""
+    spec = make_spec(compose_run({"task": "lift_bar", "task.robots": {"left": "so101", "right": "so101"}}), cameras=())
+    low = {name: joint.home for name, joint in joints_of(spec.arms).items()}
+    names = [*joint_names(spec.arms)[:5], "left_gripper.pos", *joint_names(spec.arms)[5:], "right_gripper.pos"]
+    grip, steps, moves = gripper_entry(spec.arms["left_"], ""), np.linspace(0, 1, 30), {"left_": 0.2, "right_": 0.1}
+    columns = []
+    for name in names:
+        if "gripper" in name:
+            columns.append(np.full(30, 50.0 if name.startswith("left") else 80.0))
+        else:
+            columns.append(np.degrees(low[name.removesuffix(".pos")] + moves[name[: name.index("_") + 1]] * steps))
+    positions = np.stack(columns, 1)
+    external = StateBuilder(spec).external_names
+    more = {"observation.environment_state": (external, [np.zeros((30, len(external)))])}
+    as_lerobot(tmp_path / "source", names, [positions], [positions], more)
+    radians = np.where(
+        [name.startswith("right") and "gripper" not in name for name in names], np.radians(positions), positions
+    )
+    as_lerobot(tmp_path / "mixed", names, [radians], [radians], more)
+    words = ["task=lift_bar", "task.robots={left: so101, right: so101}", "unit=deg"]
+    found = run(convert.main, [f"source={tmp_path / 'source'}", *words, f"out={tmp_path / 'set'}"])
+    assert found.code == 0, found.stderr
+    mixed = run(convert.main, [f"source={tmp_path / 'mixed'}", *words, f"out={tmp_path / 'other'}"])
+    assert "all right joints read as degrees are within 6.28 degrees: give unit=rad" in mixed.stderr
+    assert "the left tool is" in found.stderr
+    assert "the right tool is" in found.stderr
+    data = read(tmp_path / "set")
+    state = dict(zip(spec.state_names, (data.state_FS.numpy() / spec.state_scale).T, strict=True))
+    for side in moves:
+        np.testing.assert_allclose(
+            state[f"{side}joint_pos[0]"], low[f"{side}shoulder_pan"] + moves[side] * steps, atol=1e-5
+        )
+    opened = grip.from_robot(np.array([50.0, 80.0]))
+    assert state["left_fingers[0]"][0] == pytest.approx(opened[0], abs=1e-5)
+    assert state["right_fingers[0]"][0] == pytest.approx(opened[1], abs=1e-5)

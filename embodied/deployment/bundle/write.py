@@ -190,13 +190,12 @@ def notes_of(arms: Arms) -> tuple[str, ...]:
     pose = "pose of the last targets, which begin as the measured one" if arm.from_target else "measured pose"
     meet, turn = "the distance from the point where the fingers meet", "the position of the joint that turns it, rad"
     what, of = meet if arm.gripper.position_unit == "m" else turn, " of each arm" if two else ""
-    frames = "Poses are in the frame of the joint before."
     both = ("arms: names that begin with left_ are of arm, those with right_ of right_arm, in one frame.",)
     return (
         "state: give numbers in their unit, as measured. Do not multiply by scale: the model does it itself.",
         "actions: the output is in unit already. scale and offset only say its range, from offset - scale to offset + "
         f"scale. Entries but the last{of} are displacements from the {pose}, per control step.",
-        f"arm: rad, m, N m, N and seconds. A quaternion is (w, x, y, z). {frames}",
+        "arm: rad, m, N m, N and seconds. A quaternion is (w, x, y, z). Poses are in the frame of the joint before.",
         f"gripper: the last action{of} is the target of each finger, {what}.",
         "noise: zeros plan deterministically; standard normals draw one of the policy's ways of acting.",
         *(both if two else ()),

@@ -77,9 +77,9 @@ class StateBuilder:
         finger_target: that of each arm, [arms]. joint_target: the last joint targets that were sent; None: there are
         none yet.
         """
-        qpos, qvel = self.qpos(observation), self.qvel(observation)
-        targets, parts = qpos if joint_target_J is None else joint_target_J, dict[str, Array]()
-        of_arm = [np.split(values, len(self.arms)) for values in (qpos, qvel, targets)]
+        qpos_J, qvel_J = self.qpos(observation), self.qvel(observation)
+        targets, parts = qpos_J if joint_target_J is None else joint_target_J, dict[str, Array]()
+        of_arm = [np.split(values, len(self.arms)) for values in (qpos_J, qvel_J, targets)]
         fingers = np.broadcast_to(finger_target_m, len(self.arms))
         for side, qpos, qvel, target, finger in zip(self.arms, *of_arm, fingers, strict=True):
             position, _, jacobian = self.chains[side].tool(qpos)

@@ -24,7 +24,7 @@ from embodied.deployment.control.inference import Inference
 from embodied.deployment.control.safety import Safety, Watchdog, check_age
 from embodied.deployment.control.schedule import PlanRequest, Schedule, ticks_per_step
 from embodied.deployment.report import EpisodeRecord, Step
-from embodied.deployment.robots.base import Robot, Unusable, age, gripper_names, joint_names
+from embodied.deployment.robots.base import Robot, Unusable, action_names, age
 
 Array = NDArray[np.float64]
 PATIENCE = 0.9  # share of its period that a tick may wait for its chunk
@@ -58,10 +58,10 @@ class ControlLoop:
         self.controller, self.builder = Controller(bundle.arms, bundle.action), StateBuilder(bundle)
         self.inputs, self.record = InputSpec(bundle), EpisodeRecord()
         """Record of the last episode."""
-        joints, grippers = joint_names(bundle.arms), gripper_names(bundle.arms)
-        self.episodes, self.commanded = 0, [*joints, *grippers]
+        self.episodes, self.commanded = 0, action_names(bundle.arms)
         stroke = safety.limits.finger_high_m - safety.limits.finger_low_m
-        self.tolerances = np.repeat([SENT_TOLERANCE, SENT_STROKE * stroke], [len(joints), len(grippers)])
+        grippers = len(bundle.arms)
+        self.tolerances = np.repeat([SENT_TOLERANCE, SENT_STROKE * stroke], [len(self.commanded) - grippers, grippers])
 
     def run(self, instruction: str | None = None, seed: int = 0, steps: int | None = None) -> EpisodeRecord:
         """Run one episode of at most ``steps`` control steps (None: as in training); return what happened.

@@ -26,7 +26,7 @@ from embodied.deployment.bundle.format import read_simulation
 from embodied.deployment.control.inference import Clock
 from embodied.deployment.control.safety import Safety, Watchdog
 from embodied.deployment.options import DeployOptions
-from embodied.deployment.robots.base import Robot, Unusable, age, connected, gripper_names, joint_names, values
+from embodied.deployment.robots.base import Robot, Unusable, action_names, age, connected, joint_names, values
 from embodied.deployment.robots.setup import mapped
 from embodied.deployment.robots.sim import SimRobot
 
@@ -195,7 +195,7 @@ def move_home(robot: Robot, arms: Arms, safety: Safety, clock: Clock, stop: Call
     safety: of the robot's last episode. stop: called in every step; True ends the move, and the robot holds its
     measured position. UserError if the arm's pose is unknown, RobotHangs if the robot does not answer.
     """
-    names, grippers, joints = joint_names(arms), gripper_names(arms), joints_of(arms).values()
+    names, joints = joint_names(arms), joints_of(arms).values()
     near = SAGS if any(arm.from_target for arm in arms.values()) else REACHED
     home = np.array([joint.home for joint in joints])
     speed = np.array([joint.max_velocity for joint in joints])
@@ -228,7 +228,7 @@ def move_home(robot: Robot, arms: Arms, safety: Safety, clock: Clock, stop: Call
             sent, fingers = safety.hold()
         else:
             sent, fingers = safety.hold_blind(fault, clock.now())
-        robot.send_action(dict(zip([*names, *grippers], [*sent.tolist(), *fingers.tolist()], strict=True)))
+        robot.send_action(dict(zip(action_names(arms), [*sent.tolist(), *fingers.tolist()], strict=True)))
         watchdog.answered("send_action")
         if stopped:
             safety.report("stopped", "a person stopped the robot on its way home", clock.now())

@@ -81,6 +81,11 @@ def gripper_names(arms: Arms) -> list[str]:
     return [side + GRIPPER for side in arms]
 
 
+def action_names(arms: Arms) -> list[str]:
+    """Return the names of an action: position targets of all joints, then of the grippers."""
+    return [*joint_names(arms), *gripper_names(arms)]
+
+
 def values(observation: Observation, names: list[str]) -> NDArray[np.float64]:
     """Return numbers of an observation by name; they may be NaN."""
     return np.array([float(observation[name]) for name in names])

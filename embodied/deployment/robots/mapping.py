@@ -74,10 +74,14 @@ class Entry:
         return (value - self.zero) / self.factor
 
 
+def shut_at(arm: ArmSpec) -> float:
+    """Return the position of fingers that are shut around nothing."""
+    return 0.0 if arm.gripper.position_unit == "m" else arm.gripper.closed_m
+
+
 def gripper_entry(arm: ArmSpec, name: str) -> Entry:
     """Return the gripper of an arm as LeRobot counts it: from 0, closed, to 100, as open as it can be."""
-    low = 0.0 if arm.gripper.position_unit == "m" else arm.gripper.closed_m
-    return Entry(name, "percent", low=low, high=arm.gripper.max_position_m)
+    return Entry(name, "percent", low=shut_at(arm), high=arm.gripper.max_position_m)
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,17 @@ from embodied.deployment.bundle.description import Bundle
 from embodied.deployment.control.arm import StateBuilder
 from embodied.deployment.control.safety import check_age
 from embodied.deployment.options import DeployOptions
-from embodied.deployment.robots.base import Driver, Robot, age, connected, gripper_names, joint_names, number, values
+from embodied.deployment.robots.base import (
+    Driver,
+    Robot,
+    action_names,
+    age,
+    connected,
+    gripper_names,
+    joint_names,
+    number,
+    values,
+)
 from embodied.deployment.robots.mapping import (
     Confirmation,
     Entry,
@@ -38,6 +48,7 @@ from embodied.deployment.robots.mapping import (
     RobotMapping,
     gripper_entry,
     read_mapping,
+    shut_at,
     write_mapping,
 )
 
@@ -150,15 +161,15 @@ def _alike(ours: Sequence[str], theirs: Sequence[str]) -> list[str]:
 def show(robot: MappedRobot, path: Path) -> tuple[Array, Array]:
     """Print the mapping in rad or m, draw the poses; return joints [J] and grippers. UserError for old numbers."""
     arms, observation = robot.arms, robot.get_observation()
-    names = [*joint_names(arms), *gripper_names(arms)]
     check_age(age(observation, time.monotonic()))
     now, wanted, picture = values(observation, joint_names(arms)), poses(arms), path.with_suffix(".png")
     grippers = values(observation, gripper_names(arms))
     fingers = fingers_in(arms)
     drawn = {"now": np.append(now, grippers), **{name: np.append(wanted[name], fingers[name]) for name in wanted}}
     lines = [f"{'joint':14} {'on the robot':24} sign  {'unit':8}{''.join(f'{name:>10}' for name in drawn)}  (rad, m)"]
-    for i, name in enumerate(names):
-        entry = robot.mapping.entries[name]
+    entries = robot.mapping.entries
+    for i, name in enumerate(action_names(arms)):
+        entry = entries[name]
         numbers = "".join(f"{pose[i]:+10.{3 if i < len(now) else 4}f}" for pose in drawn.values())
         lines.append(f"{name.removesuffix('.pos'):14} {entry.name:24} {entry.sign:+d}    {entry.unit:8}{numbers}")
     rows = [draw_poses(arms, {"now": now, name: pose}) for name, pose in wanted.items()]
@@ -183,10 +194,9 @@ def poses(arms: Arms) -> dict[str, Array]:
 
 def fingers_in(arms: Arms) -> dict[str, Array]:
     """Return where the fingers of each arm are in each pose, [arms]: open, but of the right arm shut in the second."""
-    each = [arm.gripper for arm in arms.values()]
-    shut = [gripper_entry(arm, "").low or 0.0 for arm in arms.values()]
-    opened = np.array([gripper.open_m for gripper in each])
-    return {DEFAULT: opened, SECOND: np.array([opened[0], *shut[1:]])}
+    opened = np.array([arm.gripper.open_m for arm in arms.values()])
+    shut = np.array([shut_at(arm) for arm in arms.values()])
+    return {DEFAULT: opened, SECOND: np.append(opened[:1], shut[1:])}
 
 
 @cache
@@ -224,9 +234,9 @@ def _units(joints: Iterable[JointSpec]) -> Array:
 
 
 def confirm(robot: MappedRobot, by: str, qpos_J: Array, grippers_m: Array) -> RobotMapping:
-    """Return the mapping, confirmed ``by`` a person in the arms' present pose with their grippers open.
+    """Return the mapping, confirmed ``by`` a person in the arms' present pose, with ``fingers_in`` that pose.
 
-    UserError for another pose, or for a gripper that is not read as open: 4% in place of 4 cm is read as closed.
+    UserError for another pose, or for a gripper that is read otherwise: 4% in place of 4 cm is read as closed.
     """
     if not by.strip():
         raise UserError("confirm_mapping: give your name")
@@ -247,7 +257,7 @@ def confirm(robot: MappedRobot, by: str, qpos_J: Array, grippers_m: Array) -> Ro
     each = zip(robot.arms.values(), grippers_m, fingers_in(robot.arms)[here[0]], gripper_names(robot.arms), strict=True)
     for arm, gripper_m, wanted_m, name in each:
         opened, unit, most = arm.gripper.open_m, arm.gripper.position_unit, 1.05 * arm.gripper.max_position_m
-        shut = gripper_entry(arm, "").low or 0.0
+        shut = shut_at(arm)
         other = shut if wanted_m == opened else opened
         if not (abs(gripper_m - wanted_m) < abs(gripper_m - other) and gripper_m <= most):
             which, verb = name.removesuffix(".pos").replace("_", " "), "open" if wanted_m == opened else "shut"

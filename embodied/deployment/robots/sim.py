@@ -21,7 +21,7 @@ from embodied.core.process.child import ChildProcess
 from embodied.core.spec import EnvSpec
 from embodied.deployment.bundle.description import Bundle
 from embodied.deployment.control.inference import Clock
-from embodied.deployment.robots.base import Action, Observation, gripper_names, joint_names
+from embodied.deployment.robots.base import Action, Observation, action_names
 
 START_S = 120.0  # longest start of the process
 REPLY_S = 60.0  # longest answer
@@ -64,7 +64,7 @@ class SimRobot(Clock):
 
     @property
     def action_features(self) -> dict[str, Any]:
-        return dict.fromkeys([*joint_names(self.arms), *gripper_names(self.arms)], float)
+        return dict.fromkeys(action_names(self.arms), float)
 
     @property
     def is_connected(self) -> bool:

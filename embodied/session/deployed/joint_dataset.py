@@ -245,12 +245,13 @@ def _in_our_units(
         if entry.unit == "percent" and 0.3 < np.ptp(theirs_F) and 0 <= theirs_F.min() and theirs_F.max() <= 1:
             raise UserError(f"{read_as}: does it run from 0 to 1? {cure}")
         columns.append(ours_F)
+    ours_FP = np.stack(columns, 1)
     for side in arms:
         turning = [i for i, name in enumerate(joints) if entries[i].unit == "deg" and name.startswith(side)]
-        if turning and np.abs(np.stack(columns)[turning]).max() < np.radians(2 * np.pi):
+        if turning and np.abs(ours_FP[:, turning]).max() < np.radians(2 * np.pi):
             which = f"all {side.replace('_', ' ')}joints read as degrees"
             raise UserError(f"{column}: {which} are within 6.28 degrees: give unit=rad")
-    return np.stack(columns, 1)
+    return ours_FP
 
 
 def _external(path: Path, wanted: Mapping[str, str]) -> dict[str, Array]:
